@@ -1,0 +1,179 @@
+"""The command line: it parses, calls and prints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from sandtable import cluster as clusters
+from sandtable.errors import LaunchError, SandtableError, ScriptError
+from sandtable.report import print_summary
+from sandtable.trace import Trace, summarise
+from sandtable.vgpu import Job, TerminalView, core_path, launch
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Rehearse a distributed training run on virtual GPUs before you pay for it.",
+)
+
+_RUN_HELP = """Run a training script on virtual GPUs, in the place of torchrun.
+
+The script is not edited: it believes it runs on CUDA GPUs with NCCL. Ranks that do the same work are run once.
+
+Examples:
+
+  sandtable run --nproc-per-node 8 train.py --batch-size 32
+
+  sandtable run --cluster dgx-h100 --nnodes 128 --steps 2 train.py --config big.yaml
+
+  sandtable run --nproc-per-node 4 --ranks all -m mypackage.train
+"""
+
+_DEFAULT_CLUSTER = "dgx-a100"
+_DEFAULT_OUT = Path("sandtable-out")
+
+
+@app.command(
+    help=_RUN_HELP,
+    no_args_is_help=True,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
+def run(
+    script: Annotated[str, typer.Argument(help="the training script, or with -m a module", show_default=False)],
+    args: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
+    nnodes: Annotated[str, typer.Option("--nnodes", help="number of nodes; of a range 2:4 the most")] = "1",
+    nproc_per_node: Annotated[
+        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="ranks a node; auto: the node's GPUs")
+    ] = "auto",
+    cluster: Annotated[str, typer.Option(help="name in the catalogue, or a TOML file")] = _DEFAULT_CLUSTER,
+    steps: Annotated[int, typer.Option(min=1, help="stop after this many optimizer steps")] = 3,
+    ranks: Annotated[str, typer.Option(help="ranks to really run: auto, all, or a list 0,7,12")] = "auto",
+    out: Annotated[Path, typer.Option(help="directory for the trace")] = _DEFAULT_OUT,
+    max_operators: Annotated[
+        int, typer.Option(min=1, help="stop a rank after this many operators, if it never steps an optimizer")
+    ] = 1_000_000,
+    module: Annotated[bool, typer.Option("--module", "-m", help="the script is a module's name")] = False,
+    standalone: Annotated[bool, typer.Option("--standalone", help="accepted, as torchrun does")] = False,
+    rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", "--rdzv_backend", hidden=True)] = None,
+    rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", hidden=True)] = None,
+    rdzv_id: Annotated[str | None, typer.Option("--rdzv-id", "--rdzv_id", hidden=True)] = None,
+    rdzv_conf: Annotated[str | None, typer.Option("--rdzv-conf", "--rdzv_conf", hidden=True)] = None,
+    max_restarts: Annotated[str | None, typer.Option("--max-restarts", "--max_restarts", hidden=True)] = None,
+    monitor_interval: Annotated[
+        str | None, typer.Option("--monitor-interval", "--monitor_interval", hidden=True)
+    ] = None,
+    start_method: Annotated[str | None, typer.Option("--start-method", "--start_method", hidden=True)] = None,
+    role: Annotated[str | None, typer.Option("--role", hidden=True)] = None,
+    log_dir: Annotated[str | None, typer.Option("--log-dir", "--log_dir", hidden=True)] = None,
+    redirects: Annotated[str | None, typer.Option("--redirects", "-r", hidden=True)] = None,
+    tee: Annotated[str | None, typer.Option("--tee", "-t", hidden=True)] = None,
+    local_ranks_filter: Annotated[
+        str | None, typer.Option("--local-ranks-filter", "--local_ranks_filter", hidden=True)
+    ] = None,
+    node_rank: Annotated[str | None, typer.Option("--node-rank", "--node_rank", hidden=True)] = None,
+    master_addr: Annotated[str | None, typer.Option("--master-addr", "--master_addr", hidden=True)] = None,
+    master_port: Annotated[str | None, typer.Option("--master-port", "--master_port", hidden=True)] = None,
+    local_addr: Annotated[str | None, typer.Option("--local-addr", "--local_addr", hidden=True)] = None,
+) -> None:
+    num_nodes = _num_nodes(nnodes)
+    where = clusters.load(cluster, nodes=num_nodes)
+    per_node = _ranks_per_node(nproc_per_node, where.gpus_per_node)
+    job = Job(
+        script=script,
+        script_args=tuple(args or ()),
+        is_module=module,
+        world_size=num_nodes * per_node,
+        nproc_per_node=per_node,
+        cluster=where,
+        num_steps=steps,
+        max_operators=max_operators,
+        ranks=_chosen_ranks(ranks),
+        out=out,
+        core_path=str(core_path()),
+        command=("sandtable", *sys.argv[1:]),
+    )
+    trace = launch(job, view=TerminalView())
+    print_summary(summarise(trace), Console(), saved=out / "trace.sandtable")
+
+
+@app.command()
+def show(path: Annotated[Path, typer.Argument(help="a trace, or the directory of a run")] = _DEFAULT_OUT) -> None:
+    """Print the summary of a run again.
+
+    Example: sandtable show sandtable-out
+    """
+    trace = Trace.load(path)
+    console = Console()
+    console.print(f"[dim]{shlex.join(trace.command)}[/dim]", highlight=False)
+    print_summary(summarise(trace), console)
+
+
+@app.command("cluster")
+def cluster_command(
+    name: Annotated[str | None, typer.Argument(help="a cluster of the catalogue, or a TOML file")] = None,
+) -> None:
+    """List the clusters of the catalogue, or show one.
+
+    Examples: sandtable cluster; sandtable cluster dgx-h100
+    """
+    console = Console()
+    for each in [name] if name else clusters.names():
+        found = clusters.load(each)
+        memory = found.device.memory_bytes / 2**30
+        console.print(f"{found.name:16} {found.gpus_per_node} × {found.device.name}, {memory:.1f} GiB", highlight=False)
+
+
+def main() -> None:
+    """Entry point: user errors are one clean message and exit code 1; Ctrl-C is 130."""
+    console = Console(stderr=True)
+    try:
+        app()
+    except ScriptError as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        sys.exit(1)
+    except SandtableError as error:
+        console.print(f"sandtable: {error}", style="red", highlight=False, markup=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        console.print("sandtable: stopped")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _num_nodes(text: str) -> int:
+    last = text.split(":")[-1]
+    if not last.isdigit() or int(last) < 1:
+        raise LaunchError(f"--nnodes must be a number or a range such as 2:4, but got '{text}'; give a positive number")
+    return int(last)
+
+
+def _ranks_per_node(text: str, gpus: int) -> int:
+    if text in ("auto", "gpu"):
+        return gpus
+    if not text.isdigit() or int(text) < 1:
+        raise LaunchError(
+            f"--nproc-per-node must be a number, auto or gpu, but got '{text}'; a node of this cluster has {gpus} GPUs"
+        )
+    return int(text)
+
+
+def _chosen_ranks(text: str) -> Literal["auto", "all"] | tuple[int, ...]:
+    if text == "auto" or text == "all":
+        return text
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise LaunchError(f"--ranks must be auto, all or a list such as 0,7,12, but got '{text}'")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,67 @@
+"""Every error that is the user's to read, as one small tree.
+
+    SandtableError              printed by the command line as one clean message; `exit_code` says how the process ends
+    ├── ClusterError            a machine, device or cluster file that is unknown, malformed or too small
+    ├── TraceError              a file that is not a trace, is damaged, or has another version
+    ├── LaunchError             a run that cannot be started: missing script, impossible options
+    ├── ScriptError             the training script itself raised or left with a non-zero status, on one rank
+    ├── MismatchError           ranks whose collectives do not agree, or that wait for each other for ever
+    └── BuildError              the virtual GPU's C++ core could not be compiled or loaded
+
+A message gives the rule, the value and the remedy: `tp (6) must divide num_heads (32); try 1, 2, 4 or 8`.
+Broken invariants inside sandtable are `assert`s and ordinary exceptions: they are bugs, and keep their traceback.
+"""
+
+__all__ = [
+    "BuildError",
+    "ClusterError",
+    "LaunchError",
+    "MismatchError",
+    "SandtableError",
+    "ScriptError",
+    "TraceError",
+]
+
+
+class SandtableError(Exception):
+    """Base of every error shown to the user as a message without a traceback."""
+
+    exit_code: int = 1
+
+
+class ClusterError(SandtableError):
+    """A cluster that is unknown, malformed, or cannot hold what is asked of it."""
+
+
+class TraceError(SandtableError):
+    """A file that cannot be read as a trace."""
+
+
+class LaunchError(SandtableError):
+    """A run that cannot be started as asked."""
+
+
+class ScriptError(SandtableError):
+    """The script under rehearsal failed on `rank`; `traceback` is its own, without the launcher's frames.
+
+    All arguments are positional in `args`, so that the error survives being pickled between processes.
+    """
+
+    def __init__(self, rank: int, traceback: str, exit_code: int = 1) -> None:
+        super().__init__(rank, traceback, exit_code)
+        self.rank = rank
+        self.traceback = traceback
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        headline = f"rank {self.rank} of the script failed with exit code {self.exit_code}"
+        body = self.traceback.strip("\n")
+        return f"{headline}\n{body}" if body else headline
+
+
+class MismatchError(SandtableError):
+    """Ranks whose collectives do not match, or that can never be satisfied."""
+
+
+class BuildError(SandtableError):
+    """The C++ core of the virtual GPU could not be built or loaded."""

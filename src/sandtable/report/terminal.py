@@ -1,0 +1,128 @@
+"""The summary of a run on a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from sandtable.trace import ClassSummary, Summary
+from sandtable.units import format_bytes, format_count, format_flops, format_seconds
+
+__all__ = ["print_summary"]
+
+_MAX_CLASSES = 20
+_MAX_NOTES = 8
+_MAX_SYNCS = 5
+
+
+def print_summary(summary: Summary, console: Console, *, saved: Path | None = None) -> None:
+    """Print it: the job, its classes of ranks, what one rank of each communicates, where hosts wait, and notes."""
+    _print_job(summary, console)
+    console.print(Padding(_class_table(summary), (1, 0, 0, 0)))
+    if any(row.traffic for row in summary.classes):
+        console.print(Padding(_traffic_table(summary), (1, 0, 0, 0)))
+    _print_syncs(summary, console)
+    _print_notes(summary, console)
+    if saved is not None:
+        console.print(f"\n[dim]trace[/dim] {saved}", highlight=False)
+
+
+def _print_job(summary: Summary, console: Console) -> None:
+    ran = len(summary.captured_ranks)
+    step = f"{format_flops(summary.flops_per_step)} a step" if summary.num_steps else "no optimizer step"
+    console.print(
+        f"\n[bold]{summary.world_size:,} ranks[/bold] on {summary.cluster}, {summary.gpus_per_node} GPUs a node: "
+        f"{_plural(len(summary.classes), 'class', 'classes')} of equal ranks, "
+        f"{_plural(ran, 'rank', 'ranks')} really run",
+        highlight=False,
+    )
+    console.print(
+        f"{_plural(summary.num_steps, 'step', 'steps')}, {format_count(summary.operators_total)} operators in all "
+        f"({format_count(summary.operators_captured)} recorded), {step}",
+        highlight=False,
+    )
+    console.print(
+        f"captured in {format_seconds(summary.wall_seconds)}, {format_seconds(summary.core_seconds)} of core time, "
+        f"{format_bytes(summary.peak_rss_bytes)} of memory at most",
+        highlight=False,
+    )
+
+
+def _class_table(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
+    table.add_column("ranks", no_wrap=True)
+    for name in ("", "operators/step", "FLOPs/step", "peak allocated", "peak reserved", "of the card"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = summary.classes[:_MAX_CLASSES]
+    for row in shown:
+        table.add_row(*_class_cells(row))
+    if len(shown) < len(summary.classes):
+        table.add_row(f"... {len(summary.classes) - len(shown)} more", *[""] * 6)
+    return table
+
+
+def _class_cells(row: ClassSummary) -> tuple[str, ...]:
+    memory = row.memory
+    share = memory.reserved_bytes / memory.capacity_bytes if memory.capacity_bytes else 0.0
+    style = "red" if share > 0.95 else "yellow" if share > 0.85 else "green"
+    return (
+        row.ranks,
+        f"×{row.num_ranks:,}" if row.num_ranks > 1 else "",
+        format_count(row.operators_per_step),
+        format_flops(row.flops_per_step),
+        format_bytes(memory.allocated_bytes),
+        format_bytes(memory.reserved_bytes),
+        f"[{style}]{share:.0%}[/{style}]",
+    )
+
+
+def _traffic_table(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("one rank sends, a step", no_wrap=True)
+    table.add_column("group", no_wrap=True)
+    for name in ("calls", "bytes in", "bytes out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("of ranks", no_wrap=True)
+    rows: dict[tuple[str, str, int, int, int, int], list[str]] = {}
+    for each in summary.classes:
+        for t in each.traffic:
+            key = (t.op, t.group_name, t.group_size, t.num_calls, t.bytes_in, t.bytes_out)
+            rows.setdefault(key, []).append(str(each.representative))
+    for (op, name, size, calls, given, got), who in list(rows.items())[:_MAX_CLASSES]:
+        everyone = len(who) == len(summary.classes)
+        ranks = "all" if everyone else f"the class of rank {who[0]}" + (f" and {len(who) - 1} more" if who[1:] else "")
+        table.add_row(op, f"{name} of {size}", f"{calls:,}", format_bytes(given), format_bytes(got), ranks)
+    if len(rows) > _MAX_CLASSES:
+        table.add_row(f"... {len(rows) - _MAX_CLASSES} more", "", "", "", "", "")
+    return table
+
+
+def _print_syncs(summary: Summary, console: Console) -> None:
+    if not summary.sync_points:
+        return
+    console.print("\n[dim]hosts wait for their device at[/dim]")
+    for point in summary.sync_points[:_MAX_SYNCS]:
+        console.print(
+            f"  {point.file}:{point.line} ({point.function}): {point.kind.lower()}, {point.num_syncs} times on "
+            f"{_plural(point.num_ranks, 'rank', 'ranks')}",
+            highlight=False,
+            markup=False,
+        )
+
+
+def _print_notes(summary: Summary, console: Console) -> None:
+    if not summary.notes:
+        return
+    console.print("\n[dim]notes[/dim]")
+    for note in summary.notes[:_MAX_NOTES]:
+        where = f" ({note.file}:{note.line})" if note.file else ""
+        console.print(f"  {note.kind}: {note.text}{where}", highlight=False, markup=False)
+    if len(summary.notes) > _MAX_NOTES:
+        console.print(f"  ... {len(summary.notes) - _MAX_NOTES} more in the trace", highlight=False)
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

@@ -1,0 +1,239 @@
+"""FLOPs: the arithmetic of one operator, from its shapes alone.
+
+Convention, the one of torch.utils.flop_counter and of the literature: a multiply and an add are two operations, so a
+product of an (m, k) and a (k, n) matrix is 2·m·n·k. Only matrix products count, in whatever dress they come (linear
+layers, convolutions, attention, recurrent layers); biases, norms, activations, fused LSTM cells and optimizers are
+pointwise and count 0, since memory traffic (`movement.py`) decides how long those take.
+
+- Causal attention is counted full, as torch.utils.flop_counter does: the mask halves the work a good kernel does, not
+  the count. Backward of fused attention is five products (the scores again, dP, dV, dQ, dK) against two forward.
+- Grouped convolutions count what each group does, forward and backward. torch.utils.flop_counter counts the gradient of
+  the weight of a grouped convolution `groups` times too often; here it equals the forward count.
+- Gradients that are not asked for (`output_mask`) are not counted.
+"""
+
+from collections.abc import Callable
+from math import prod
+
+from sandtable.errors import TraceError
+from sandtable.trace.signature import Signature, TensorSpec
+
+__all__ = ["flops"]
+
+Shape = tuple[int, ...]
+
+
+def flops(signature: Signature) -> int:
+    """Floating-point operations of one launch; 0 for operators that are not matrix products."""
+    formula = _FORMULAS.get(signature.name)
+    if formula is None:
+        return 0
+    try:
+        return formula(signature)
+    except (IndexError, ValueError) as error:
+        raise TraceError(
+            f"tensors of {signature.op} must be those of its schema, but got "
+            f"{[spec.shape for spec in signature.inputs]} with arguments {signature.args} ({error}); "
+            "capture the run with the version of torch that this version of sandtable is made for"
+        ) from error
+
+
+def _matmul(a: TensorSpec, b: TensorSpec) -> int:
+    """2·m·n·k for a (…, m, k) and b (…, k, n), times the batch of a."""
+    return 2 * a.num_elements * b.shape[-1]
+
+
+def _mm(signature: Signature) -> int:
+    return _matmul(signature.inputs[0], signature.inputs[1])
+
+
+def _addmm(signature: Signature) -> int:
+    """The first input is what the product is added to."""
+    return _matmul(signature.inputs[1], signature.inputs[2])
+
+
+def _linear(signature: Signature) -> int:
+    """x (…, in) and weight (out, in): 2·rows·in·out."""
+    x, weight = signature.inputs[:2]
+    return 2 * x.num_elements * weight.shape[0]
+
+
+def _vector(signature: Signature) -> int:
+    """Matrix or vector times vector: two operations for each element of the first."""
+    return 2 * signature.inputs[0].num_elements
+
+
+def _addmv(signature: Signature) -> int:
+    return 2 * signature.inputs[1].num_elements
+
+
+def _grouped_mm(signature: Signature) -> int:
+    """(M, K)·(G, K, N), (G, M, K)·(K, N), (M, K)·(K, N) or (G, M, K)·(G, K, N).
+
+    Where at most one operand has a group dimension, the groups share the other's rows (or columns) out between them,
+    and the whole is as much as one product of the flat shapes. Where both have it, it is a batch.
+    """
+    a, b = signature.inputs[:2]
+    num_groups = a.shape[0] if len(a.shape) == 3 and len(b.shape) == 3 else 1
+    return 2 * num_groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _convolution(signature: Signature) -> int:
+    """The general operator, which is told whether it is transposed."""
+    return _convolution_transposed(signature) if _is_transposed(signature) else _convolution_plain(signature)
+
+
+def _convolution_plain(signature: Signature) -> int:
+    """Every output element meets the whole filter of its channel once: weight is (out, in / groups, filter)."""
+    return 2 * signature.outputs[0].num_elements * prod(signature.inputs[1].shape[1:])
+
+
+def _convolution_transposed(signature: Signature) -> int:
+    """Every input element meets the whole filter of its channel once: weight is (in, out / groups, filter)."""
+    return 2 * signature.inputs[0].num_elements * prod(signature.inputs[1].shape[1:])
+
+
+def _convolution_backward(signature: Signature) -> int:
+    """The gradients of input and of weight cost as much as the forward pass each; that of the bias is a sum."""
+    grad_output, x, weight = signature.inputs[:3]
+    positions = x if _is_transposed(signature) else grad_output
+    asked = sum(_output_mask(signature, 3)[:2])
+    return asked * 2 * positions.num_elements * prod(weight.shape[1:])
+
+
+def _is_transposed(signature: Signature) -> bool:
+    """`transposed` is the only yes-or-no argument of these schemas; `output_mask` is a list of them."""
+    return next((argument for argument in signature.arguments if isinstance(argument, bool)), False)
+
+
+def _output_mask(signature: Signature, length: int) -> list[bool]:
+    for argument in reversed(signature.arguments):
+        if isinstance(argument, list) and len(argument) == length and all(isinstance(item, bool) for item in argument):
+            return argument
+    return [True] * length
+
+
+def _attention(signature: Signature) -> int:
+    query, key, value = (spec.shape for spec in signature.inputs[:3])
+    return _attention_products(query, key, value, num_with_key=1, num_with_value=1)
+
+
+def _attention_backward(signature: Signature) -> int:
+    query, key, value = (spec.shape for spec in signature.inputs[1:4])
+    return _attention_products(query, key, value, num_with_key=3, num_with_value=2)
+
+
+def _attention_products(query: Shape, key: Shape, value: Shape, *, num_with_key: int, num_with_value: int) -> int:
+    """Products over (batch, heads, sequence, dim). Heads are the query's: with fewer key heads they are shared.
+
+    With the key's dim: Q·Kᵀ forward; Q·Kᵀ again, dQ = dS·K, dK = dSᵀ·Q backward.
+    With the value's: P·V forward; dP = dO·Vᵀ, dV = Pᵀ·dO backward.
+    """
+    scores = prod(query[:-1]) * key[-2]
+    return 2 * scores * (num_with_key * query[-1] + num_with_value * value[-1])
+
+
+def _flash(signature: Signature) -> int:
+    query, key, value = (_heads_first(spec.shape) for spec in signature.inputs[:3])
+    return _attention_products(query, _padded(signature, key), value, num_with_key=1, num_with_value=1)
+
+
+def _flash_backward(signature: Signature) -> int:
+    query, key, value = (_heads_first(spec.shape) for spec in signature.inputs[1:4])
+    return _attention_products(query, _padded(signature, key), value, num_with_key=3, num_with_value=2)
+
+
+def _heads_first(shape: Shape) -> Shape:
+    """(batch, sequence, heads, dim) or packed (tokens, heads, dim), as the lower-level kernels take it."""
+    *batch, sequence, heads, dim = shape
+    return (*batch, heads, sequence, dim)
+
+
+def _padded(signature: Signature, key: Shape) -> Shape:
+    """Packed sequences: each query token meets at most `max_k` keys (how many really are values, not shapes)."""
+    if len(key) == 4:
+        return key
+    lengths = [item for item in signature.arguments if isinstance(item, int) and not isinstance(item, bool)]
+    return (*key[:-2], min(lengths[1], key[-2]) if len(lengths) > 1 else key[-2], key[-1])
+
+
+def _rnn(signature: Signature) -> int:
+    """Every weight matrix of every layer and direction meets every (time step, sequence) row once."""
+    return 2 * _rnn_rows(signature) * _rnn_weights(signature)
+
+
+def _rnn_backward(signature: Signature) -> int:
+    """The gradient of the input, and that of the weights where asked for, cost as much as the forward pass each."""
+    *_, of_weights = _output_mask(signature, 4)
+    return (2 if of_weights else 1) * _rnn(signature)
+
+
+def _rnn_rows(signature: Signature) -> int:
+    return prod(signature.inputs[0].shape[:-1])
+
+
+def _rnn_weights(signature: Signature) -> int:
+    """Elements of the matrices between the input and the first hidden state (3 dims); biases have one dim."""
+    num_elements = 0
+    for spec in signature.inputs[1:]:
+        if len(spec.shape) == 3:
+            break
+        num_elements += spec.num_elements if len(spec.shape) == 2 else 0
+    return num_elements
+
+
+_FUSED_ATTENTION = tuple(
+    f"aten::_scaled_dot_product_{kind}"
+    for kind in (
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "fused_attention_overrideable",
+        "flash_attention_for_cpu",
+    )
+)
+
+_PLAIN_CONVOLUTIONS = (
+    "aten::cudnn_convolution",
+    "aten::cudnn_convolution_relu",
+    "aten::cudnn_convolution_add_relu",
+    "aten::_slow_conv2d_forward",
+    "aten::slow_conv3d_forward",
+    "aten::slow_conv_dilated2d",
+    "aten::slow_conv_dilated3d",
+    "aten::_conv_depthwise2d",
+    "aten::conv_depthwise3d",
+)
+
+_TRANSPOSED_CONVOLUTIONS = (
+    "aten::cudnn_convolution_transpose",
+    "aten::slow_conv_transpose2d",
+    "aten::slow_conv_transpose3d",
+)
+
+_CONVOLUTIONS_BACKWARD = (
+    "aten::convolution_backward",
+    "aten::convolution_backward_overrideable",
+    "aten::_slow_conv2d_backward",
+)
+
+_FORMULAS: dict[str, Callable[[Signature], int]] = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::_int_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2"), _mm),
+    **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), _addmm),
+    **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_"), _addmm),
+    **dict.fromkeys(("aten::mv", "aten::dot", "aten::vdot"), _vector),
+    **dict.fromkeys(("aten::addmv", "aten::addmv_"), _addmv),
+    **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"), _grouped_mm),
+    "aten::linear": _linear,
+    **dict.fromkeys(("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"), _convolution),
+    **dict.fromkeys(_PLAIN_CONVOLUTIONS, _convolution_plain),
+    **dict.fromkeys(_TRANSPOSED_CONVOLUTIONS, _convolution_transposed),
+    **dict.fromkeys(_CONVOLUTIONS_BACKWARD, _convolution_backward),
+    **dict.fromkeys(_FUSED_ATTENTION, _attention),
+    "aten::_scaled_dot_product_attention_math": _attention,
+    **dict.fromkeys((f"{name}_backward" for name in _FUSED_ATTENTION), _attention_backward),
+    **dict.fromkeys(("aten::_flash_attention_forward", "aten::_efficient_attention_forward"), _flash),
+    **dict.fromkeys(("aten::_flash_attention_backward", "aten::_efficient_attention_backward"), _flash_backward),
+    "aten::_cudnn_rnn": _rnn,
+    "aten::_cudnn_rnn_backward": _rnn_backward,
+}

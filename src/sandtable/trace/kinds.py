@@ -1,0 +1,61 @@
+"""Kinds: the small numbers that stand in the columns of a trace, by name."""
+
+from enum import IntEnum
+
+__all__ = ["P2P_OPS", "ROOTED_OPS", "Kind", "Phase", "SyncKind"]
+
+P2P_OPS = frozenset({"send", "recv"})
+"""Calls between two ranks; their `peer` is relative to the caller."""
+
+ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Collectives with a root; their `peer` is the root's position in the group."""
+
+
+class Kind(IntEnum):
+    """What a record is, and so what its `ref` and `value` mean."""
+
+    OPERATOR = 0
+    """A kernel: `ref` is its signature."""
+    COLLECTIVE = 1
+    """A collective or point-to-point call is issued: `ref` is its row in `calls`."""
+    WAIT = 2
+    """The stream waits for the call in row `ref` of `calls`."""
+    EVENT_RECORD = 3
+    """Event `ref` is recorded on the stream."""
+    EVENT_WAIT = 4
+    """The stream waits for event `ref`."""
+    HOST_SYNC = 5
+    """The host waits for the device: `value` is a `SyncKind`."""
+    ALLOC = 6
+    """Block `ref` of `value` bytes is allocated."""
+    FREE = 7
+    """Block `ref` of `value` bytes is freed."""
+    STEP = 8
+    """Optimizer step number `ref` ends."""
+    SEGMENT_ALLOC = 9
+    """The caching allocator asks the device for `value` bytes (cudaMalloc)."""
+    SEGMENT_FREE = 10
+    """The caching allocator gives `value` bytes back to the device (cudaFree)."""
+
+
+class Phase(IntEnum):
+    """The part of a training step a record belongs to."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    RECOMPUTE = 3
+
+
+class SyncKind(IntEnum):
+    """Why the host waited for the device."""
+
+    DEVICE = 0
+    STREAM = 1
+    EVENT = 2
+    ITEM = 3
+    """A scalar was read: `item()`, `tolist()`, `if tensor:`."""
+    COPY = 4
+    """A blocking copy from device to host: `.cpu()`."""
+    SHAPE = 5
+    """A shape that depends on values: `nonzero`, boolean masks."""

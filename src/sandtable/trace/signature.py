@@ -1,0 +1,169 @@
+"""Signatures: which operator ran, on which shapes.
+
+A training loop repeats itself, so the tens of thousands of operators a rank launches are a few thousand distinct
+*signatures* (operator, geometry of its tensors, scalars) and a column of indices into them. A signature travels as one
+JSON text, `{"op": "aten::mm", "in": [["bfloat16", [8, 4], [4, 1], "cuda"], ...], "out": [...], "args": [...]}`, and is
+parsed only when somebody looks at it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from sandtable.errors import TraceError
+from sandtable.trace.digest import hash_texts
+
+__all__ = ["DTYPE_BITS", "TENSOR", "Signature", "SignatureTable", "TensorSpec"]
+
+DTYPE_BITS = {
+    "bool": 8,
+    "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
+    "int8": 8, "int16": 16, "int32": 32, "int64": 64,
+    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
+    "complex32": 32, "complex64": 64, "complex128": 128,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e4m3fnuz": 8, "float8_e5m2fnuz": 8, "float8_e8m0fnu": 8,
+    "float4_e2m1fn_x2": 8,
+    "qint8": 8, "quint8": 8, "qint32": 32,
+}  # fmt: skip
+"""Bits of one element, by torch's name of the type without `torch.`."""
+
+TENSOR = "t"
+"""What stands among the arguments of a signature in the place of a tensor or of a list of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The geometry of one tensor: what it would be, without what is in it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    device: str = "cuda"
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        try:
+            return DTYPE_BITS[self.dtype] // 8
+        except KeyError:
+            raise TraceError(
+                f"dtype of a recorded tensor must be one of {', '.join(DTYPE_BITS)}, but got {self.dtype!r}; "
+                "record the trace and read it with the same version of sandtable"
+            ) from None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all elements, whether or not several of them share an address."""
+        return self.num_elements * self.element_bytes
+
+    @property
+    def distinct_bytes(self) -> int:
+        """Bytes of distinct addresses: an expanded dimension (stride 0) holds one element, however long it is."""
+        if not self.strides or not self.num_elements:
+            return self.size_bytes
+        sizes = (size for size, stride in zip(self.shape, self.strides, strict=True) if stride)
+        return prod(sizes) * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One operator on one geometry.
+
+    `args` is the JSON list of its arguments in schema order, null where one was not given; tensors, which stand in
+    `inputs`, are left out or leave `"t"` in their place.
+    """
+
+    op: str
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    args: str = "[]"
+
+    @classmethod
+    def parse(cls, text: str) -> "Signature":
+        """Reads the JSON text of a signature; tensors that were not given (null) are left out."""
+        try:
+            data = json.loads(text)
+            inputs = tuple(_spec(row) for row in data["in"] if row is not None)
+            outputs = tuple(_spec(row) for row in data["out"] if row is not None)
+            return cls(data["op"], inputs, outputs, _compact(data["args"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceError(
+                f'a signature must be JSON with "op", "in", "out" and "args", but got {text[:200]!r} ({error}); '
+                "capture the run again"
+            ) from error
+
+    @property
+    def text(self) -> str:
+        """The JSON text that `parse` reads."""
+        return f'{{"op":{_compact(self.op)},"in":{_rows(self.inputs)},"out":{_rows(self.outputs)},"args":{self.args}}}'
+
+    @property
+    def name(self) -> str:
+        """The operator without its overload: `aten::add` for `aten::add.Tensor`."""
+        return self.op.partition(".")[0]
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The arguments decoded; `TENSOR` in the place of a tensor or of a list of tensors."""
+        decoded: list[Any] = json.loads(self.args)
+        return decoded
+
+
+class SignatureTable(Sequence[Signature]):
+    """Signatures kept as texts and parsed one by one, when asked for."""
+
+    def __init__(self, signatures: Iterable[str | Signature] = ()) -> None:
+        self.texts: tuple[str, ...] = tuple(s if isinstance(s, str) else s.text for s in signatures)
+        self._parsed: dict[int, Signature] = {}
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, index: int) -> Signature: ...
+    @overload
+    def __getitem__(self, index: slice) -> "SignatureTable": ...
+    def __getitem__(self, index: int | slice) -> "Signature | SignatureTable":
+        if isinstance(index, slice):
+            return SignatureTable(self.texts[index])
+        index = int(index)
+        found = self._parsed.get(index)
+        if found is None:
+            found = self._parsed[index] = Signature.parse(self.texts[index])
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SignatureTable) and self.texts == other.texts
+
+    def __hash__(self) -> int:
+        return hash(self.texts)
+
+    def __repr__(self) -> str:
+        return f"SignatureTable({len(self)} signatures)"
+
+    @cached_property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """One 64-bit hash a signature, of its content: equal in two tables where the signatures are equal."""
+        return hash_texts(self.texts)
+
+
+def _spec(row: Sequence[Any]) -> TensorSpec:
+    dtype, shape, strides, device = row
+    return TensorSpec(dtype, tuple(shape), tuple(strides), device)
+
+
+def _rows(specs: Iterable[TensorSpec]) -> str:
+    return _compact([[spec.dtype, spec.shape, spec.strides, spec.device] for spec in specs])
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,78 @@
+"""Units: the only place where numbers change unit or become text.
+
+Inside, everything is integer nanoseconds, bytes and FLOP/s. Memory sizes are shown in binary units (GiB), as torch
+shows them; FLOPs, rates and link speeds are decimal (TFLOP, GB/s), as data sheets show them.
+"""
+
+from collections.abc import Sequence
+
+__all__ = [
+    "GB",
+    "GIB",
+    "KB",
+    "KIB",
+    "MB",
+    "MIB",
+    "NS_PER_MS",
+    "NS_PER_S",
+    "NS_PER_US",
+    "TB",
+    "TERA",
+    "TIB",
+    "format_bytes",
+    "format_count",
+    "format_flops",
+    "format_seconds",
+]
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+TERA = 10**12
+NS_PER_US, NS_PER_MS, NS_PER_S = 10**3, 10**6, 10**9
+
+_MINUTE_S, _HOUR_S = 60, 3600
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size in binary units: `512 B`, `1.50 GiB`."""
+    if abs(num_bytes) < KIB:
+        return f"{num_bytes} B"
+    return _scale(num_bytes / KIB, step=1024, suffixes=("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))
+
+
+def format_flops(num_flops: float) -> str:
+    """A number of floating-point operations in decimal units: `312.00 TFLOP`. Append `/s` for a rate."""
+    return _scale(
+        num_flops, step=1000, suffixes=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP", "YFLOP")
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as a person would say it: `850 ns`, `12.30 us`, `4.56 ms`, `7.89 s`, `2 min 05 s`, `3 h 07 min`."""
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if round(seconds * NS_PER_S) < NS_PER_US:
+        return f"{round(seconds * NS_PER_S)} ns"
+    if round(seconds, 2) < _MINUTE_S:
+        return _scale(seconds * 1e6, step=1000, suffixes=("us", "ms", "s"))
+    whole = round(seconds)
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S:02d} s"
+    minutes = round(seconds / _MINUTE_S)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_count(count: int) -> str:
+    """A number of things: separators while it can be read (`12,288`), then as in papers (`1.50 M`, `175.00 B`)."""
+    if abs(count) < 10**6:
+        return f"{count:,}"
+    return _scale(count / 10**6, step=1000, suffixes=("M", "B", "T"))
+
+
+def _scale(value: float, *, step: int, suffixes: Sequence[str]) -> str:
+    """Two decimals, and the first suffix that keeps the shown number below `step` (1023.999 KiB shows as 1.00 MiB)."""
+    for suffix in suffixes[:-1]:
+        if round(abs(value), 2) < step:
+            return f"{value:.2f} {suffix}"
+        value /= step
+    return f"{value:.2f} {suffixes[-1]}"

@@ -1,0 +1,59 @@
+"""Adaptations: the few functions of torch that a rehearsal must answer in its own way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+__all__ = ["adapt"]
+
+
+def adapt(core: ModuleType) -> None:
+    """Replace them in this process."""
+    import torch
+
+    torch.compile = _eager_compile(core)
+    torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+    torch.UntypedStorage.cpu = _to_host(core, torch.UntypedStorage.cpu)  # type: ignore[method-assign]
+
+
+def _eager_compile(core: ModuleType) -> Callable[..., Any]:
+    said: list[bool] = []
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        """``torch.compile`` in a rehearsal: the model itself. The operators recorded are the eager ones."""
+        if not said:
+            said.append(True)
+            core.note("torch.compile", "the model ran eagerly: operators are recorded before any fusion")
+            print("sandtable: torch.compile runs the model eagerly in a rehearsal", file=sys.stderr)
+        if model is None:
+            return lambda function: function
+        return model
+
+    return compile
+
+
+def _resize(core: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return original(self, size)
+        core.resize_storage(self, int(size))
+        return self
+
+    return resize_
+
+
+def _to_host(core: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    def cpu(self: Any) -> Any:
+        import torch
+
+        if self.device.type != "cuda":
+            return original(self)
+        view = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)  # type: ignore[call-overload]
+        if not core.has_exact_value(view):
+            core.note("zeros saved", "a tensor whose values are unknown was written or copied out as zeros")
+        return view.cpu().untyped_storage()
+
+    return cpu

@@ -1,0 +1,155 @@
+"""Build: compiles the C++ core against the installed torch, once for each torch and each version of the sources.
+
+The sources are grouped into two translation units, compiled side by side: most of the time goes into torch's headers,
+and each of them is then read once or twice instead of ten times.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandtable.errors import BuildError
+from sandtable.vgpu.preload import torch_directory
+
+__all__ = ["cache_directory", "core_path"]
+
+_SOURCES = Path(__file__).parent / "csrc"
+_UNITS = {
+    "device": ("recorder", "allocator", "device", "values", "shapes", "operators", "kernels"),
+    "python": ("phase", "nccl", "module"),
+}
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
+_LIBRARY = "sandtable_core.so"
+_SUPPORTED_TORCH = "2.13"
+
+
+def core_path(say: Callable[[str], None] | None = None) -> Path:
+    """The built core; builds it first if need be, telling `say` how it goes."""
+    version = _torch_version()
+    target = cache_directory() / f"torch-{version}-{_fingerprint(version)}" / _LIBRARY
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(target.parent / "lock"):
+        if not target.exists():
+            _build(target, say or _say, version)
+    return target
+
+
+def cache_directory() -> Path:
+    """Where built cores are kept: SANDTABLE_CACHE, or the user's cache directory."""
+    if chosen := os.environ.get("SANDTABLE_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandtable"
+
+
+def _torch_version() -> str:
+    directory = Path(torch_directory())
+    version = importlib.metadata.version("torch")
+    if not version.startswith(f"{_SUPPORTED_TORCH}."):
+        raise BuildError(
+            f"torch must be {_SUPPORTED_TORCH}.x, but {version} is installed; "
+            "pip install -c constraints.txt torch (constraints.txt is in the repository)"
+        )
+    if (directory / "lib" / "libtorch_cuda.so").exists():
+        raise BuildError(
+            f"a rehearsal needs the CPU build of torch, but {version} is a CUDA build, whose own kernels stand where the "
+            f"virtual GPU's go; make a virtual environment with torch=={version.split('+')[0]}+cpu and run sandtable there"
+        )
+    return version
+
+
+def _fingerprint(torch_version: str) -> str:
+    digest = hashlib.sha256(f"{torch_version} {sys.implementation.cache_tag} {_FLAGS} {_UNITS}".encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(target: Path, say: Callable[[str], None], version: str) -> None:
+    compiler = _compiler()
+    includes = _includes()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        scratch = Path(name)
+        running = {}
+        for unit, parts in _UNITS.items():
+            source = scratch / f"unit_{unit}.cpp"
+            source.write_text("".join(f'#include "{part}.cpp"\n' for part in parts))
+            command = [compiler, *_FLAGS, *includes, "-c", str(source), "-o", str(scratch / f"{unit}.o")]
+            log = open(scratch / f"{unit}.log", "w+")
+            running[unit] = (subprocess.Popen(command, stderr=log, stdout=log), log)
+        while any(process.poll() is None for process, _ in running.values()):
+            say(f"building the virtual GPU for torch {version}, once: {time.monotonic() - start:.0f} s")
+            time.sleep(0.5)
+        for process, log in running.values():
+            _require_success(process.returncode, log.name)
+            log.close()
+        library = scratch / _LIBRARY
+        lib = os.path.join(torch_directory(), "lib")
+        objects = [str(scratch / f"{unit}.o") for unit in _UNITS]
+        linked = [f"-l{name}" for name in ("torch_python", "torch", "torch_cpu", "c10")]
+        link = [compiler, "-shared", "-o", str(library), *objects, f"-L{lib}", *linked, f"-Wl,-rpath,{lib}"]
+        with open(scratch / "link.log", "w+") as log:
+            code = subprocess.run(link, stderr=log, stdout=log, check=False).returncode
+        _require_success(code, str(scratch / "link.log"))
+        os.replace(library, target)
+    say(f"built the virtual GPU for torch {version} in {time.monotonic() - start:.0f} s\n")
+
+
+def _require_success(code: int, log: str) -> None:
+    if code == 0:
+        return
+    lines = Path(log).read_text(errors="replace").splitlines()
+    errors = [line for line in lines if "error" in line] or lines
+    raise BuildError("the C++ compiler must accept the core, but it said:\n  " + "\n  ".join(errors[:8]))
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError(
+        "a C++ compiler must be installed, but g++, c++ and clang++ were not found; "
+        "apt-get install g++ (or your system's equivalent), or set CXX"
+    )
+
+
+def _includes() -> list[str]:
+    python = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(python, "Python.h")):
+        raise BuildError(
+            f"Python's headers must be installed, but {python} has no Python.h; "
+            "apt-get install python3-dev (or your system's equivalent)"
+        )
+    torch = os.path.join(torch_directory(), "include")
+    api = os.path.join(torch, "torch", "csrc", "api", "include")
+    return [f"-I{_SOURCES}", f"-I{torch}", f"-I{api}", f"-I{python}"]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Two builds of the same core wait for each other."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _say(text: str) -> None:
+    end = "" if sys.stderr.isatty() and not text.endswith("\n") else "\n"
+    if end and not text.endswith("\n"):
+        return  # not a terminal: only the last line
+    sys.stderr.write("\r" + text if sys.stderr.isatty() else text)
+    sys.stderr.flush()

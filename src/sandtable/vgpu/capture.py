@@ -1,0 +1,142 @@
+"""Capture: one rank's script on the virtual GPU, from the first line to the records."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+
+import sandtable
+from sandtable.trace import Line, MemoryPeaks, Note, RankRecords
+from sandtable.units import MIB
+from sandtable.vgpu import preload
+from sandtable.vgpu.adaptations import adapt
+from sandtable.vgpu.exchange import Exchange
+from sandtable.vgpu.face import device as face_device
+from sandtable.vgpu.groups import GroupBook, Wire
+from sandtable.vgpu.settings import RankSettings
+from sandtable.vgpu.steps import StepCounter
+from sandtable.vgpu.stop import StopCapture
+
+__all__ = ["CONTEXT_BYTES", "Capture"]
+
+CONTEXT_BYTES = 512 * MIB
+"""What a CUDA context and the libraries' kernels take of the card before the first tensor."""
+
+_REDUCES = ("", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
+_RECORD_TYPES = {"kind": "u1", "ref": "u4", "stream": "u2", "phase": "u1", "line": "u4", "value": "i8"}
+_CALL_TYPES = {
+    "op": "u2",
+    "group": "u2",
+    "seq": "u4",
+    "dtype": "u2",
+    "bytes_in": "i8",
+    "bytes_out": "i8",
+    "peer": "i4",
+    "stream": "u2",
+    "line": "u4",
+    "is_async": "u1",
+    "batch": "u4",
+    "reduce": "u1",
+    "splits": "u4",
+}
+
+
+class Capture:
+    """A capture under way in this process."""
+
+    def __init__(self, settings: RankSettings, core: ModuleType, book: GroupBook, steps: StepCounter) -> None:
+        self._settings = settings
+        self._core = core
+        self._book = book
+        self._steps = steps
+        self._base_seconds = _core_seconds()
+
+    @classmethod
+    def start(cls, settings: RankSettings, exchange: Exchange) -> Capture:
+        """Make this process a rank: a node's worth of cards, the groups' wire, and the hooks that count steps."""
+        core = preload.loaded_core()
+        device = settings.device
+        core.configure(settings.gpus_per_node, device.memory_bytes, CONTEXT_BYTES, device.major, device.minor)
+        core.set_library_prefixes(_library_prefixes())
+        face_device.describe(device, count=settings.gpus_per_node)
+        _forget_zygote()
+        core.set_wire(Wire(exchange))
+        book = GroupBook(core, exchange, rank=settings.rank, world_size=settings.world_size)
+        book.install()
+        steps = StepCounter(core, wanted=settings.num_steps)
+        steps.install()
+        adapt(core)
+        core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
+        core.set_recording(True)
+        return cls(settings, core, book, steps)
+
+    def finish(self, stop_reason: str) -> RankRecords:
+        """Stop recording and hand over what was recorded."""
+        core = self._core
+        core.set_recording(False)
+        calls = core.calls()
+        stats = core.memory_stats(self._settings.local_rank % core.device_count())
+        return RankRecords.build(
+            rank=self._settings.rank,
+            records=_columns(core.records(), _RECORD_TYPES),
+            calls=_columns(calls, _CALL_TYPES),
+            signatures=core.signatures(),
+            call_ops=tuple(calls["ops"]),
+            dtypes=tuple(calls["dtypes"]),
+            reduces=_REDUCES,
+            splits=tuple((tuple(given), tuple(got)) for given, got in calls["split_lists"]),
+            lines=tuple(Line(*line) for line in core.lines()),
+            groups=tuple(self._book.own),
+            seen_groups=tuple(self._book.seen),
+            notes=tuple(Note(*note) for note in core.notes()),
+            memory=MemoryPeaks(
+                allocated_bytes=stats["allocated_bytes"]["all"]["peak"],
+                reserved_bytes=stats["reserved_bytes"]["all"]["peak"],
+                capacity_bytes=self._settings.device.memory_bytes,
+                num_ooms=stats["num_ooms"],
+            ),
+            num_steps=self._steps.num_steps,
+            finished=stop_reason != "max-operators",
+            stop_reason=stop_reason,
+            core_seconds=_core_seconds() - self._base_seconds,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+
+def _columns(raw: dict[str, Any], types: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.frombuffer(raw[name], dtype=dtype) for name, dtype in types.items()}
+
+
+def _stopper(reason: str) -> Callable[[], NoReturn]:
+    def stop() -> NoReturn:
+        raise StopCapture(reason)
+
+    return stop
+
+
+def _forget_zygote() -> None:
+    """What the process this one was forked from said of CUDA does not count here."""
+    import torch
+
+    torch.cuda._initialized = False
+    torch.cuda._cached_device_count = None  # type: ignore[attr-defined]
+    face_device.forget_init()
+
+
+def _library_prefixes() -> list[str]:
+    """Files whose lines are not the user's: torch, the standard library, installed packages, sandtable."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [preload.torch_directory(), str(Path(sandtable.__file__).parent)]
+    return sorted({os.path.join(path, "") for path in paths})
+
+
+def _core_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,116 @@
+// The caching allocator of a card that is not there.
+//
+// It follows PyTorch's CUDA caching allocator: sizes rounded to 512 bytes; requests up to 1 MiB come from 2 MiB
+// segments, up to 10 MiB from 20 MiB segments, larger ones from segments rounded to 2 MiB; best fit within a stream's
+// pool; blocks split and merged; cached segments given back before it says that memory is out. Addresses are real
+// numbers in a reserved range with no memory behind them.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace sandtable {
+
+struct Pool;
+
+// The value of a small tensor, kept on the host beside its virtual storage.
+struct Shadow {
+  std::unique_ptr<char[]> bytes;
+  bool exact = true; // false: a stand-in for a value that only the real card would know
+};
+
+struct Block {
+  int device = 0;
+  int64_t stream = 0;
+  uintptr_t address = 0;
+  size_t size = 0;
+  size_t requested = 0;
+  bool allocated = false;
+  Pool* pool = nullptr;
+  Block* previous = nullptr; // neighbours in the same segment
+  Block* next = nullptr;
+  uint32_t id = 0;
+  uint32_t line = 0;
+  std::unordered_set<int64_t> other_streams;
+  Shadow shadow;
+};
+
+struct ByFit {
+  bool operator()(const Block* a, const Block* b) const {
+    return std::tie(a->stream, a->size, a->address) < std::tie(b->stream, b->size, b->address);
+  }
+};
+
+struct Pool {
+  bool is_small;
+  std::set<Block*, ByFit> free_blocks;
+};
+
+struct Card {
+  size_t capacity = 0;
+  size_t context = 0; // what the driver and the libraries take before the first tensor
+  double fraction = 1.0;
+  uintptr_t next_address = 0;
+  Pool small{true, {}};
+  Pool large{false, {}};
+  std::map<uintptr_t, Block*> live; // allocated blocks by address
+  std::vector<Block*> waiting;      // freed while another stream may still read them
+  c10::CachingDeviceAllocator::DeviceStats stats;
+};
+
+class VirtualAllocator final : public c10::DeviceAllocator {
+ public:
+  static VirtualAllocator& get();
+
+  void configure(int num_devices, size_t capacity, size_t context);
+  Card& card(int device);
+
+  c10::DataPtr allocate(size_t bytes) override;
+  c10::DataPtr allocate_on(int device, size_t bytes);
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void*, const void*, std::size_t) const override {}
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override;
+  void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  void resetAccumulatedStats(c10::DeviceIndex device) override;
+  void resetPeakStats(c10::DeviceIndex device) override;
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
+  int device_of(const void* address) const; // -1: not a virtual address
+
+  void free(Block* block);
+  static void delete_block(void* context);
+
+  struct SnapshotBlock {
+    int device;
+    int64_t stream;
+    uintptr_t segment, address;
+    size_t size, requested;
+    bool allocated, is_small;
+    uint32_t line;
+  };
+  std::vector<SnapshotBlock> snapshot();
+
+ private:
+  Block* find(Card& card, Pool& pool, int64_t stream, size_t size);
+  Block* new_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size, size_t requested);
+  Block* split(Card& card, Block* block, size_t size);
+  void release(Card& card, Block* block);
+  bool release_cached(Card& card, int64_t reason);
+  void release_waiting(Card& card);
+  [[noreturn]] void out_of_memory(Card& card, int device, size_t size);
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Card>> cards_;
+  uint32_t next_id_ = 0;
+};
+
+} // namespace sandtable

@@ -1,0 +1,385 @@
+// Operators that one kernel for all cannot do: those that make, move, read or reinterpret memory, and those whose
+// output shape is decided by values.
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "device.h"
+#include "operators.h"
+#include "recorder.h"
+#include "values.h"
+
+namespace sandtable {
+namespace {
+
+int capability_major = 8;
+int capability_minor = 0;
+
+int index_or_current(std::optional<at::Device> device) {
+  return device && device->has_index() ? device->index() : current_device();
+}
+
+at::ScalarType type_or_default(std::optional<at::ScalarType> dtype) {
+  return dtype ? *dtype : c10::get_default_dtype_as_scalartype();
+}
+
+at::Tensor empty(
+    at::IntArrayRef sizes,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>,
+    std::optional<at::MemoryFormat> format) {
+  for (int64_t size : sizes)
+    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ", sizes);
+  at::Tensor tensor = new_tensor(sizes, type_or_default(dtype), index_or_current(device));
+  if (format && *format != at::MemoryFormat::Contiguous && *format != at::MemoryFormat::Preserve)
+    tensor.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  prepare_value(tensor); // what fresh memory holds is nobody's business: zeros will do
+  return tensor;
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>) {
+  Geometry geometry{sizes.vec(), strides.vec(), 0};
+  at::ScalarType type = type_or_default(dtype);
+  size_t bytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  at::Tensor tensor = new_tensor(geometry, type, bytes, index_or_current(device));
+  prepare_value(tensor);
+  return tensor;
+}
+
+// ---- copies ----
+
+const char* copy_name(const at::Tensor& to, const at::Tensor& from) {
+  if (!from.is_cuda())
+    return "copy::host_to_device";
+  if (!to.is_cuda())
+    return "copy::device_to_host";
+  return to.device() == from.device() ? "aten::copy_" : "copy::device_to_device";
+}
+
+void copy_value(const at::Tensor& to, const at::Tensor& from) {
+  bool known = !from.is_cuda() || has_value(from);
+  bool exact = !from.is_cuda() || is_exact(from);
+  if (to.is_cuda()) {
+    bool fits = to.storage().nbytes() <= shadow_limit(to.scalar_type());
+    if (known && fits && set_value(to, (from.is_cuda() ? host_view(from) : from).expand(to.sizes()), exact))
+      return;
+    if (has_value(to) || to.numel() <= kStandInElements)
+      set_stand_in(to, false, 1);
+    return;
+  }
+  if (known) {
+    at::Tensor target = to;
+    target.copy_(host_view(from));
+  } else {
+    at::Tensor target = to;
+    target.zero_();
+  }
+  if (!exact)
+    Recorder::get().note(
+        "unknown value", "a value that only the real card would know was copied to the host: zeros stand in",
+        current_place().line);
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (self.is_same(source))
+    return self;
+  // broadcasting is checked on shapes alone
+  auto shape = source.sizes();
+  TORCH_CHECK(
+      at::is_expandable_to(shape, self.sizes()), "The size of tensor a ", self.sizes(),
+      " must match the size of tensor b ", shape);
+  if (self.numel() == 0)
+    return self;
+  copy_value(self, source);
+  int device = self.is_cuda() ? self.device().index() : source.device().index();
+  record_operator(signature_of(copy_name(self, source), {source}, {self}), device);
+  bool crosses = !self.is_cuda() || !source.is_cuda();
+  const at::Tensor& host = self.is_cuda() ? source : self;
+  bool pinned = crosses && at::detail::getCUDAHooks().isPinnedPtr(host.storage().data());
+  if (crosses && !(non_blocking && (pinned || self.is_cuda())))
+    Recorder::get().host_sync(Sync::kCopy, static_cast<uint16_t>(current_stream(device)));
+  return self;
+}
+
+at::Scalar local_scalar(const at::Tensor& self) {
+  Recorder::get().host_sync(Sync::kItem, static_cast<uint16_t>(current_stream(self.device().index())));
+  if (has_value(self)) {
+    if (!is_exact(self))
+      Recorder::get().note(
+          "unknown value", "a number that only the real card would know was read: a finite stand-in was given",
+          current_place().line);
+    return host_view(self).item();
+  }
+  Recorder::get().note(
+      "unknown value", "a number that only the real card would know was read: a finite stand-in was given",
+      current_place().line);
+  if (self.scalar_type() == at::kBool)
+    return false;
+  if (c10::isIntegralType(self.scalar_type(), false))
+    return 1;
+  return 1.0;
+}
+
+bool equal(const at::Tensor& self, const at::Tensor& other) {
+  if (self.sizes() != other.sizes())
+    return false;
+  Recorder::get().host_sync(Sync::kItem, static_cast<uint16_t>(current_stream(self.device().index())));
+  if (has_value(self) && has_value(other))
+    return host_view(self).equal(host_view(other));
+  return true;
+}
+
+// ---- memory ----
+
+at::Tensor& set_storage(
+    at::Tensor& self,
+    at::Storage source,
+    int64_t offset,
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_storage_offset(offset);
+  if (strides.empty() && !sizes.empty())
+    impl->set_sizes_contiguous(sizes);
+  else
+    impl->set_sizes_and_strides(sizes, strides);
+  return self;
+}
+
+at::Tensor& set_source_storage(at::Tensor& self, at::Storage source) {
+  int64_t length = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage(self, std::move(source), 0, {length}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  Geometry none{{0}, {1}, 0};
+  at::Tensor empty = new_tensor(none, self.scalar_type(), 0, self.device().index());
+  return set_tensor(self, empty);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  at::Tensor shape = at::detail::empty_meta(sizes, self.scalar_type(), std::nullopt, std::nullopt, std::nullopt, format);
+  if (self.sizes() != sizes)
+    resize_in_place(self, {shape.sizes().vec(), shape.strides().vec(), 0});
+  return self;
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  VirtualAllocator::get().recordStream(self.storage().data_ptr(), stream);
+}
+
+bool is_set_to(const at::Tensor& self, const at::Tensor& source) {
+  return self.storage().unsafeGetStorageImpl() == source.storage().unsafeGetStorageImpl() &&
+      self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
+      self.strides() == source.strides();
+}
+
+// ---- shapes that values decide: exact when the value is known, else as if every element counted ----
+
+void shape_sync(const char* name, const at::Tensor& input, const at::Tensor& output) {
+  int device = input.device().index();
+  record_operator(signature_of(name, {input}, {output}), device);
+  Recorder::get().host_sync(Sync::kShape, static_cast<uint16_t>(current_stream(device)));
+  if (!is_exact(input))
+    Recorder::get().note(
+        "unknown shape", std::string(name) + " depends on values that only the real card would know: "
+        "every element was taken to count", current_place().line);
+}
+
+at::Tensor as_device(const at::Tensor& host, int device) {
+  at::Tensor tensor = new_tensor(host.sizes(), host.scalar_type(), device);
+  set_value(tensor, host, true);
+  return tensor;
+}
+
+at::Tensor nonzero(const at::Tensor& self) {
+  int device = self.device().index();
+  at::Tensor output = is_exact(self) ? as_device(host_view(self).nonzero(), device)
+                                     : new_tensor({self.numel(), self.dim()}, at::kLong, device);
+  shape_sync("aten::nonzero", self, output);
+  return output;
+}
+
+at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
+  auto shape = at::infer_size(self.sizes(), mask.sizes());
+  int64_t count = 1;
+  for (int64_t size : shape)
+    count *= size;
+  if (is_exact(mask))
+    count = host_view(mask).expand(shape).sum().item<int64_t>();
+  at::Tensor output = new_tensor({count}, self.scalar_type(), self.device().index());
+  if (is_exact(mask) && is_exact(self))
+    set_value(output, host_view(self).masked_select(host_view(mask)), true);
+  shape_sync("aten::masked_select", mask, output);
+  return output;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unique2(const at::Tensor& self, bool, bool inverse, bool counts) {
+  int device = self.device().index();
+  at::Tensor values = new_tensor({self.numel()}, self.scalar_type(), device);
+  at::Tensor positions = new_tensor(inverse ? self.sizes() : at::IntArrayRef({0}), at::kLong, device);
+  at::Tensor numbers = new_tensor({counts ? self.numel() : 0}, at::kLong, device);
+  shape_sync("aten::_unique2", self, values);
+  return {values, positions, numbers};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unique_consecutive(
+    const at::Tensor& self, bool inverse, bool counts, std::optional<int64_t>) {
+  return unique2(self, true, inverse, counts);
+}
+
+// ---- attention: which kernel the real card would choose ----
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+int64_t choose_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool causal,
+    std::optional<double>,
+    bool grouped) {
+  auto& context = at::globalContext();
+  bool has_mask = mask.has_value() && mask->defined();
+  bool dense = query.dim() == 4 && key.dim() == 4 && value.dim() == 4;
+  int64_t head = query.size(-1);
+  bool same_head = head == key.size(-1) && head == value.size(-1);
+  bool same_heads = dense && query.size(1) == key.size(1) && key.size(1) == value.size(1);
+  bool square = dense && query.size(2) == key.size(2);
+  bool ampere = capability_major >= 8;
+  auto flash = [&] {
+    return context.userEnabledFlashSDP() && ampere && is_half(query) && dense && same_head && head <= 256 &&
+        !has_mask && (same_heads || grouped) && (square || !causal);
+  };
+  auto cudnn = [&] {
+    return context.userEnabledCuDNNSDP() && capability_major >= 9 && is_half(query) && dense && head <= 128 &&
+        value.size(-1) <= 128 && head % 8 == 0 && value.size(-1) % 8 == 0 && (same_heads || grouped) &&
+        !(causal && has_mask) && query.size(2) > 1 && (capability_major == 9 || capability_major == 10) &&
+        (square || !causal);
+  };
+  auto efficient = [&] {
+    int64_t alignment = is_half(query) ? 8 : 4;
+    return context.userEnabledMemEfficientSDP() && capability_major >= 5 && dense && same_heads &&
+        (query.scalar_type() == at::kFloat || query.scalar_type() == at::kHalf ||
+         (ampere && query.scalar_type() == at::kBFloat16)) &&
+        head == key.size(-1) && head % alignment == 0 && value.size(-1) % alignment == 0;
+  };
+  (void)dropout;
+  if ((capability_major == 9 || capability_major == 10) && cudnn())
+    return static_cast<int64_t>(at::SDPBackend::cudnn_attention);
+  if (flash())
+    return static_cast<int64_t>(at::SDPBackend::flash_attention);
+  if (efficient())
+    return static_cast<int64_t>(at::SDPBackend::efficient_attention);
+  TORCH_CHECK(context.userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found.");
+  return static_cast<int64_t>(at::SDPBackend::math);
+}
+
+int64_t fused_sdp_choice(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool causal,
+    std::optional<double> scale,
+    bool grouped) {
+  return choose_attention(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+// ---- mixed precision: gradients of a rehearsal are taken to be finite ----
+
+void amp_unscale(at::TensorList tensors, at::Tensor& found_inf, const at::Tensor& scale) {
+  for (const at::Tensor& tensor : tensors)
+    forget_value(tensor);
+  if (!has_value(found_inf))
+    set_value(found_inf, at::zeros({}, found_inf.options().device(at::kCPU)).expand(found_inf.sizes()), true);
+  std::vector<at::Tensor> inputs(tensors.begin(), tensors.end());
+  inputs.push_back(scale);
+  record_operator(
+      signature_of("aten::_amp_foreach_non_finite_check_and_unscale_", inputs, {found_inf}), found_inf.device().index());
+}
+
+at::Tensor& amp_update(
+    at::Tensor& scale, at::Tensor& tracker, const at::Tensor& found_inf, double growth, double backoff, int64_t interval) {
+  if (has_value(scale) && has_value(tracker) && has_value(found_inf)) {
+    auto factor = host_view(scale);
+    auto count = host_view(tracker);
+    if (host_view(found_inf).item<double>() != 0) {
+      factor.mul_(backoff);
+      count.zero_();
+    } else if (count.item<int64_t>() + 1 == interval) {
+      factor.mul_(growth);
+      count.zero_();
+    } else {
+      count.add_(1);
+    }
+  }
+  record_operator(signature_of("aten::_amp_update_scale_", {scale, tracker, found_inf}, {scale}), scale.device().index());
+  return scale;
+}
+
+} // namespace
+
+void set_capability(int major, int minor) {
+  capability_major = major;
+  capability_minor = minor;
+}
+
+void register_kernels() {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+  auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  aten->impl("empty.memory_format", &empty);
+  aten->impl("empty_strided", &empty_strided);
+  aten->impl("copy_", &copy_);
+  aten->impl("_local_scalar_dense", &local_scalar);
+  aten->impl("equal", &equal);
+  aten->impl("set_.source_Storage", &set_source_storage);
+  aten->impl("set_.source_Storage_storage_offset", &set_storage);
+  aten->impl("set_.source_Tensor", &set_tensor);
+  aten->impl("set_", &set_nothing);
+  aten->impl("resize_", &resize_);
+  aten->impl("record_stream", &record_stream);
+  aten->impl("is_set_to", &is_set_to);
+  aten->impl("as_strided", &at::native::as_strided_tensorimpl);
+  aten->impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+  aten->impl("_reshape_alias", &at::native::_reshape_alias);
+  aten->impl("unfold", &at::native::unfold);
+  aten->impl("nonzero", &nonzero);
+  aten->impl("masked_select", &masked_select);
+  aten->impl("_unique2", &unique2);
+  aten->impl("unique_consecutive", &unique_consecutive);
+  aten->impl("_fused_sdp_choice", &fused_sdp_choice);
+  aten->impl("_amp_foreach_non_finite_check_and_unscale_", &amp_unscale);
+  aten->impl("_amp_update_scale_", &amp_update);
+}
+
+} // namespace sandtable

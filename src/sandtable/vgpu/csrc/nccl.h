@@ -1,0 +1,125 @@
+// The NCCL stand-in: a process group that carries nothing, writes down every call, and exchanges small values.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sandtable {
+
+// One row a collective or point-to-point call; columns of the trace's `calls` table.
+struct CallTable {
+  std::vector<uint16_t> op, group, dtype, stream;
+  std::vector<uint32_t> seq, line, batch, splits;
+  std::vector<int64_t> bytes_in, bytes_out;
+  std::vector<int32_t> peer;
+  std::vector<uint8_t> is_async, reduce;
+  std::vector<std::string> ops, dtypes;
+  std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
+};
+CallTable& call_table();
+
+struct CallKey {
+  int group;
+  uint32_t seq;
+  std::string op;
+  std::string dtype;
+  int64_t num_bytes;
+  uint32_t line;
+  int peer; // global rank of a point-to-point call, else -1
+  int tag;
+};
+
+// How values reach other ranks: set from Python, where the channel to the launcher lives.
+using Payload = std::optional<std::string>;
+struct Wire {
+  std::function<std::vector<Payload>(const CallKey&, const Payload&)> gather;
+  std::function<void(const CallKey&, const Payload&)> send;
+  std::function<Payload(const CallKey&)> receive;
+  std::function<void(const CallKey&)> note; // a call too large to exchange values, noted so that it can be matched
+  std::function<void(int group, int peer)> announce_peer;
+};
+Wire& wire();
+
+// The group that the next constructed process group stands for.
+void begin_group(int index, std::vector<int64_t> ranks);
+
+class VirtualGroup : public c10d::Backend {
+ public:
+  struct Options : c10d::Backend::Options {
+    explicit Options(const std::string& name) : c10d::Backend::Options(name) {}
+    bool is_high_priority_stream = false;
+    c10::intrusive_ptr<c10d::Backend> split_from;
+    int64_t split_color = 0;
+  };
+
+  VirtualGroup(int rank, int size, c10::intrusive_ptr<Options> options);
+
+  const std::string getBackendName() const override { return options_->backend; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return options_->backend == "nccl"; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsTimeEstimation() const override { return false; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<int64_t>& output_splits,
+      std::vector<int64_t>& input_splits,
+      const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override;
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void eagerConnectSingleDevice(at::Device) override {}
+  c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
+
+  int split_count = 0;
+
+ private:
+  struct Call;
+  WorkPtr issue(Call call);
+
+  c10::intrusive_ptr<Options> options_;
+  int index_;
+  std::vector<int64_t> ranks_;
+  uint32_t batch_ = 0;
+  std::vector<WorkPtr> batched_;
+};
+
+} // namespace sandtable

@@ -1,0 +1,334 @@
+// One kernel for every operator: learn the shape, allocate the outputs, compute small values for real, write it down.
+#include "operators.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "device.h"
+#include "recorder.h"
+#include "values.h"
+
+namespace sandtable {
+namespace {
+
+using torch::jit::Stack;
+
+void (*limit_function)() = nullptr;
+
+// Calls `visit` with every defined tensor of an argument.
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined())
+      visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    auto list = value.toTensorList();
+    for (size_t i = 0; i < list.size(); ++i) {
+      at::Tensor tensor = list.get(i);
+      if (tensor.defined())
+        visit(tensor);
+    }
+  } else if (value.isOptionalTensorList()) {
+    for (const auto& item : value.toOptionalTensorVector())
+      if (item && item->defined())
+        visit(*item);
+  }
+}
+
+struct Inputs {
+  int device = -1;
+  bool all_known = true; // every virtual input has a value, exact or not
+  bool all_exact = true;
+};
+
+Inputs look_at(const OperatorInfo& info, const Stack& stack) {
+  Inputs inputs;
+  bool has_host = false;
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = first; i < stack.size(); ++i) {
+    bool overwritten = info.argument_overwritten[i - first];
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      if (!tensor.is_cuda()) {
+        has_host |= tensor.dim() > 0 && tensor.is_cpu();
+        return;
+      }
+      int device = tensor.device().index();
+      TORCH_CHECK(
+          inputs.device < 0 || inputs.device == device,
+          "Expected all tensors to be on the same device, but found at least two devices, cuda:", inputs.device,
+          " and cuda:", device, "! (", info.base, ")");
+      inputs.device = device;
+      if (overwritten)
+        return;
+      if (inputs.all_known && !has_value(tensor))
+        inputs.all_known = inputs.all_exact = false;
+      else if (inputs.all_exact && !is_exact(tensor))
+        inputs.all_exact = false;
+    });
+    if (stack[i].isDevice() && stack[i].toDevice().is_cuda() && inputs.device < 0)
+      inputs.device = stack[i].toDevice().has_index() ? stack[i].toDevice().index() : current_device();
+  }
+  TORCH_CHECK(
+      !has_host || inputs.device < 0 || info.any_device,
+      "Expected all tensors to be on the same device, but found at least two devices, cuda:", inputs.device,
+      " and cpu! (", info.base, ")");
+  if (inputs.device < 0)
+    inputs.device = current_device();
+  return inputs;
+}
+
+bool outputs_are_small(const Plan& plan, bool exact) {
+  for (const Return& result : plan.returns)
+    for (const Output& output : result.outputs) {
+      size_t limit = exact ? shadow_limit(output.dtype) : kStandInElements * 8;
+      if (output.kind == Output::Kind::kNew && output.num_bytes > limit)
+        return false;
+    }
+  return true;
+}
+
+c10::IValue to_host(const c10::IValue& value) {
+  auto one = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.is_cuda() ? host_view(tensor) : tensor;
+  };
+  if (value.isTensor())
+    return one(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> hosts;
+    for (const at::Tensor& tensor : value.toTensorVector())
+      hosts.push_back(one(tensor));
+    return hosts;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> hosts;
+    for (const auto& item : value.toOptionalTensorVector())
+      hosts.push_back(item ? std::optional<at::Tensor>(one(*item)) : std::nullopt);
+    return hosts;
+  }
+  if (value.isDevice() && value.toDevice().is_cuda())
+    return c10::Device(c10::DeviceType::CPU);
+  return value;
+}
+
+// The operator on the host, over the shadows. In-place operators write the shadows themselves.
+bool compute(const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& stack, Stack& results) {
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i) {
+    c10::IValue value = to_host(stack[first + i]);
+    const auto& type = op.schema().arguments()[i].type();
+    bool wants_generator = value.isGenerator() || (value.isNone() && type->str() == "Generator?");
+    if (wants_generator)
+      value = at::detail::createCPUGenerator(draw_seed(value.isGenerator() ? value.toGenerator() : at::Generator()));
+    results.push_back(std::move(value));
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_python(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
+      c10::autocast_dispatch_keyset);
+  try {
+    op.callBoxed(&results);
+  } catch (const std::exception&) {
+    return false; // no CPU kernel for this operator or type: the value stays unknown
+  }
+  return true;
+}
+
+// Arguments that are written without being read need no value of their own to take one.
+bool prepare_overwritten(const OperatorInfo& info, const Stack& stack, bool exact) {
+  bool ready = true;
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    if (info.argument_overwritten[i])
+      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
+        ready = ready && (!tensor.is_cuda() || prepare_value(tensor));
+        if (Block* block = block_of(tensor); ready && block != nullptr)
+          block->shadow.exact = exact;
+      });
+  return ready;
+}
+
+void forget_written(const OperatorInfo& info, const Stack& stack) {
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    if (info.argument_written[i])
+      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
+        if (tensor.is_cuda() && has_value(tensor))
+          set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
+      });
+}
+
+void mark_written(const OperatorInfo& info, const Stack& stack) {
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    if (info.argument_written[i])
+      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
+        if (Block* block = block_of(tensor))
+          block->shadow.exact = false;
+      });
+}
+
+at::Tensor make_output(const Output& output, const OperatorInfo& info, const Stack& stack, int device) {
+  size_t first = stack.size() - info.num_arguments;
+  switch (output.kind) {
+    case Output::Kind::kNew:
+      return new_tensor(output.geometry, output.dtype, output.num_bytes, device);
+    case Output::Kind::kHost: {
+      auto host = at::detail::empty_strided_cpu(output.geometry.sizes, output.geometry.strides, output.dtype);
+      host.zero_();
+      return host;
+    }
+    case Output::Kind::kArgument:
+      return stack[first + output.argument].toTensor();
+    case Output::Kind::kView: {
+      const at::Tensor& base = stack[first + output.argument].toTensor();
+      auto view = at::detail::make_tensor<c10::TensorImpl>(
+          c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), c10::scalarTypeToTypeMeta(output.dtype));
+      view.unsafeGetTensorImpl()->set_sizes_and_strides(
+          output.geometry.sizes, output.geometry.strides, base.storage_offset() + output.geometry.offset);
+      return view;
+    }
+    case Output::Kind::kUndefined:
+      break;
+  }
+  return {};
+}
+
+void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const OperatorInfo& info = info_of(op);
+  Inputs inputs = look_at(info, *stack);
+  const Plan& plan = plan_for(op, info, *stack);
+
+  for (const Resize& resize : plan.resizes)
+    resize_in_place((*stack)[stack->size() - info.num_arguments + resize.argument].toTensor(), resize.geometry);
+
+  Stack values;
+  bool computed = !info.is_view && inputs.all_known && outputs_are_small(plan, inputs.all_exact) &&
+      prepare_overwritten(info, *stack, inputs.all_exact) && compute(op, info, *stack, values);
+  if (computed && !inputs.all_exact)
+    mark_written(info, *stack);
+  else if (!computed && !info.is_view)
+    forget_written(info, *stack);
+
+  std::vector<c10::IValue> results;
+  results.reserve(plan.returns.size());
+  for (size_t i = 0; i < plan.returns.size(); ++i) {
+    const Return& planned = plan.returns[i];
+    if (planned.is_constant) {
+      results.emplace_back(computed ? values[i] : planned.constant);
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    for (size_t j = 0; j < planned.outputs.size(); ++j) {
+      at::Tensor tensor = make_output(planned.outputs[j], info, *stack, inputs.device);
+      if (planned.outputs[j].kind == Output::Kind::kNew) {
+        bool set = false;
+        if (computed) {
+          at::Tensor value = planned.is_list ? values[i].toTensorList().get(j) : values[i].toTensor();
+          set = value.defined() && set_value(tensor, value, inputs.all_exact);
+        }
+        if (!set && tensor.numel() <= kStandInElements)
+          set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
+      }
+      if (planned.is_list)
+        list.push_back(std::move(tensor));
+      else
+        results.emplace_back(std::move(tensor));
+    }
+    if (planned.is_list)
+      results.emplace_back(std::move(list));
+  }
+  if (!info.is_view)
+    record_operator(plan.signature, inputs.device);
+  torch::jit::drop(*stack, info.num_arguments);
+  for (auto& result : results)
+    stack->push_back(std::move(result));
+}
+
+} // namespace
+
+void record_operator(uint32_t signature, int device) {
+  Recorder& recorder = Recorder::get();
+  recorder.add(Kind::kOperator, signature, static_cast<uint16_t>(current_stream(device)), 0);
+  if (recorder.over_limit() && limit_function != nullptr)
+    limit_function();
+}
+
+void set_limit_function(void (*function)()) {
+  limit_function = function;
+}
+
+at::Tensor new_tensor(const Geometry& geometry, at::ScalarType dtype, size_t num_bytes, int device) {
+  VirtualAllocator& allocator = VirtualAllocator::get();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), num_bytes, allocator.allocate_on(device, num_bytes), &allocator, true);
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides);
+  return tensor;
+}
+
+at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, int device) {
+  Geometry geometry;
+  geometry.sizes = sizes.vec();
+  geometry.strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    geometry.strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  size_t bytes = c10::elementSize(dtype);
+  for (int64_t size : sizes)
+    bytes *= size;
+  return new_tensor(geometry, dtype, bytes, device);
+}
+
+void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  size_t needed = at::detail::computeStorageNbytes(
+      geometry.sizes, geometry.strides, tensor.element_size(), tensor.storage_offset());
+  impl->set_sizes_and_strides(geometry.sizes, geometry.strides);
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  if (storage->nbytes() >= needed)
+    return;
+  storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
+  storage->set_nbytes(needed);
+}
+
+namespace {
+torch::Library* library_for(const char* name, c10::DispatchKey key) {
+  return new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+}
+} // namespace
+
+void register_operators() {
+  using Function = torch::CppFunction;
+  // The fallback serves operators that have no composite kernel. Structured operators have one that would turn
+  // add into add.out, and a few operators have composites that a GPU build does not use: both get ours by name.
+  library_for("_", c10::DispatchKey::CUDA)->fallback(Function::makeFromBoxedFunction<&kernel>());
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto* aten = library_for("aten", c10::DispatchKey::CUDA);
+  static const std::vector<std::string> by_name{
+      "addr", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm", "_fused_rms_norm",
+      "mish_backward", "_chunk_cat", "_grouped_mm", "split_with_sizes_copy.out", "native_dropout", "_scaled_grouped_mm",
+      "_fused_rms_norm_backward", "embedding_renorm_"};
+  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(std::nullopt)) {
+    if (name.name.compare(0, 6, "aten::") != 0)
+      continue;
+    auto op = dispatcher.findOp(name);
+    if (!op)
+      continue;
+    std::string plain = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    bool structured = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    bool foreach = plain.compare(0, 9, "_foreach_") == 0 || plain.compare(0, 7, "_fused_") == 0;
+    bool named = std::find(by_name.begin(), by_name.end(), plain) != by_name.end();
+    bool is_autogen_out = plain.size() > 4 && plain.compare(plain.size() - 4, 4, ".out") == 0;
+    if ((structured || named || (foreach && !is_autogen_out)) && plain != "_fused_sdp_choice" &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+      aten->impl(plain.c_str(), Function::makeFromBoxedFunction<&kernel>());
+  }
+}
+
+} // namespace sandtable

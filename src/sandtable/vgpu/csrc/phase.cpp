@@ -1,0 +1,137 @@
+// Where are we? The line of the script that asked for the work, and the phase of training it belongs to.
+//
+// On a thread that runs Python the answer is the innermost frame that is not library code. Backward operators run on
+// autograd's own thread without frames: there the line is that of the forward operator, found by the sequence number
+// which autograd gives to both.
+#include <Python.h>
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <unordered_map>
+
+#include "recorder.h"
+
+namespace sandtable {
+namespace {
+
+struct Code {
+  bool is_library;
+  std::string file;
+  std::string function;
+  std::unordered_map<int, uint32_t> line_of_instruction;
+};
+
+std::vector<std::string> library_prefixes;
+std::vector<Line> lines{{"", 0, ""}};
+std::unordered_map<PyCodeObject*, Code> codes; // guarded by the GIL
+std::vector<uint32_t> line_of_sequence;
+std::mutex sequence_mutex;
+
+std::string attribute(PyObject* object, const char* name) {
+  PyObject* value = PyObject_GetAttrString(object, name);
+  std::string text;
+  if (value != nullptr && PyUnicode_Check(value))
+    text = PyUnicode_AsUTF8(value);
+  Py_XDECREF(value);
+  PyErr_Clear();
+  return text;
+}
+
+Code& lookup(PyCodeObject* code) {
+  auto found = codes.find(code);
+  if (found != codes.end())
+    return found->second;
+  Py_INCREF(code); // the address is the key, so it must stay taken
+  Code info;
+  info.file = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
+  info.function = attribute(reinterpret_cast<PyObject*>(code), "co_qualname");
+  info.is_library = info.file.empty() || info.file[0] == '<';
+  for (const auto& prefix : library_prefixes)
+    info.is_library |= info.file.compare(0, prefix.size(), prefix) == 0;
+  return codes.emplace(code, std::move(info)).first->second;
+}
+
+uint32_t line_of(PyFrameObject* frame, Code& code) {
+  int instruction = PyFrame_GetLasti(frame);
+  auto found = code.line_of_instruction.find(instruction);
+  if (found != code.line_of_instruction.end())
+    return found->second;
+  int number = PyFrame_GetLineNumber(frame);
+  uint32_t id = 0;
+  for (; id < lines.size(); ++id)
+    if (lines[id].line == number && lines[id].file == code.file && lines[id].function == code.function)
+      break;
+  if (id == lines.size())
+    lines.push_back({code.file, number, code.function});
+  code.line_of_instruction.emplace(instruction, id);
+  return id;
+}
+
+// Errors that are pending when this is called stay as they are: nothing here raises.
+uint32_t python_line() {
+  if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr)
+    return 0;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  uint32_t line = 0;
+  while (frame != nullptr) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    Code& info = lookup(code);
+    Py_DECREF(code);
+    if (!info.is_library) {
+      line = line_of(frame, info);
+      Py_DECREF(frame);
+      break;
+    }
+    PyFrameObject* back = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = back;
+  }
+  PyGILState_Release(gil);
+  return line;
+}
+
+} // namespace
+
+Place current_place() {
+  bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  uint32_t line = python_line();
+  if (in_backward) {
+    if (c10::GradMode::is_enabled() && line != 0)
+      return {Phase::kRecompute, line};
+    if (line == 0) {
+      auto node = torch::autograd::get_current_node();
+      std::lock_guard<std::mutex> lock(sequence_mutex);
+      if (node && node->sequence_nr() < line_of_sequence.size())
+        line = line_of_sequence[node->sequence_nr()];
+    }
+    return {Phase::kBackward, line};
+  }
+  uint64_t next = at::sequence_number::peek();
+  if (line != 0 && next > 0 && c10::GradMode::is_enabled()) {
+    std::lock_guard<std::mutex> lock(sequence_mutex);
+    if (line_of_sequence.size() < next)
+      line_of_sequence.resize(next * 2, 0);
+    line_of_sequence[next - 1] = line;
+  }
+  return {Recorder::get().in_optimizer() ? Phase::kOptimizer : Phase::kForward, line};
+}
+
+const std::vector<Line>& known_lines() {
+  return lines;
+}
+
+std::string describe_line(uint32_t line) {
+  if (line == 0 || line >= lines.size())
+    return "(no line of the script)";
+  return lines[line].file + ":" + std::to_string(lines[line].line) + " (" + lines[line].function + ")";
+}
+
+void set_library_prefixes(std::vector<std::string> prefixes) {
+  library_prefixes = std::move(prefixes);
+}
+
+} // namespace sandtable

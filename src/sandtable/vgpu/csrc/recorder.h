@@ -1,0 +1,92 @@
+// The recorder: the tape on which everything a rank does is written down, in the order the host issued it.
+//
+// One row a fact (an operator, a collective, an allocation, ...), kept column by column so that a million rows are a
+// few contiguous arrays. Operators are rows that point into a table of signatures: a training loop repeats itself,
+// so there are thousands of rows a signature.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace sandtable {
+
+// The numbers are part of the trace format: sandtable.trace.records holds the same ones.
+enum class Kind : uint8_t {
+  kOperator = 0,
+  kCollective = 1,
+  kWait = 2,
+  kEventRecord = 3,
+  kEventWait = 4,
+  kHostSync = 5,
+  kAlloc = 6,
+  kFree = 7,
+  kStep = 8,
+  kSegmentAlloc = 9,
+  kSegmentFree = 10,
+};
+
+enum class Phase : uint8_t { kForward = 0, kBackward = 1, kOptimizer = 2, kRecompute = 3 };
+
+enum class Sync : int64_t { kDevice = 0, kStream = 1, kEvent = 2, kItem = 3, kCopy = 4, kShape = 5 };
+
+struct Line {
+  std::string file;
+  int line;
+  std::string function;
+};
+
+struct Note {
+  std::string kind;
+  std::string text;
+  uint32_t line;
+};
+
+class Recorder {
+ public:
+  static Recorder& get();
+
+  void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value);
+  void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
+  void host_sync(Sync what, uint16_t stream);
+  uint32_t add_signature(std::string json);
+  // A note is kept once for each (kind, text, line).
+  void note(const std::string& kind, const std::string& text, uint32_t line);
+
+  void set_optimizer(bool inside) { in_optimizer_ = inside; }
+  void set_operator_limit(int64_t limit) { operator_limit_ = limit; }
+  void set_recording(bool on) { recording_ = on; }
+  bool recording() const { return recording_; }
+  bool in_optimizer() const { return in_optimizer_; }
+  bool over_limit() const { return operator_limit_ > 0 && num_operators_ >= operator_limit_; }
+  int64_t num_operators() const { return num_operators_; }
+
+  std::vector<uint8_t> kind;
+  std::vector<uint32_t> ref;
+  std::vector<uint16_t> stream;
+  std::vector<uint8_t> phase;
+  std::vector<uint32_t> line;
+  std::vector<int64_t> value;
+  std::vector<std::string> signatures;
+  std::vector<Note> notes;
+  std::mutex mutex;
+
+ private:
+  bool recording_ = true;
+  bool in_optimizer_ = false;
+  int64_t operator_limit_ = 0;
+  int64_t num_operators_ = 0;
+};
+
+// Where in the script are we, and in which phase? (phase.cpp)
+struct Place {
+  Phase phase;
+  uint32_t line;
+};
+Place current_place();
+const std::vector<Line>& known_lines();
+std::string describe_line(uint32_t line);
+void set_library_prefixes(std::vector<std::string> prefixes);
+
+} // namespace sandtable

@@ -1,0 +1,72 @@
+// What shape comes out? The answer of the Meta device, asked once for each operator, geometry and set of arguments.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace sandtable {
+
+struct Geometry {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset = 0;
+};
+
+struct Output {
+  enum class Kind { kNew, kHost, kArgument, kView, kUndefined } kind = Kind::kUndefined;
+  int argument = -1; // kArgument, kView: whose storage
+  at::ScalarType dtype = at::kFloat;
+  Geometry geometry;
+  size_t num_bytes = 0;
+};
+
+struct Return {
+  bool is_list = false;
+  bool is_constant = false;
+  c10::IValue constant;
+  std::vector<Output> outputs;
+};
+
+struct Resize { // an out= or in-place argument whose geometry the operator changes
+  int argument;
+  Geometry geometry;
+};
+
+// What is known of an operator once and for all, from its schema.
+struct OperatorInfo {
+  std::string name;         // aten::add.Tensor
+  std::string base;         // aten::add
+  size_t num_arguments = 0;
+  std::vector<int> returns_argument; // a return: which argument it is or is a view of; -1 none
+  std::vector<bool> returns_written;
+  std::vector<bool> argument_written;
+  std::vector<bool> argument_overwritten; // written without being read: out=, fill_, normal_, ...
+  bool is_view = false;
+  bool scalars_matter = false; // floating-point arguments decide the shape (arange)
+  bool any_device = false;     // host tensors may stand beside virtual ones (index)
+  bool stand_in_flag = false;  // what an unknown truth value reads as: all, isfinite -> true
+  int64_t stand_in_integer = 1;
+};
+
+struct Plan {
+  uint32_t signature = 0;
+  std::vector<Return> returns;
+  std::vector<Resize> resizes;
+};
+
+const OperatorInfo& info_of(const c10::OperatorHandle& op);
+const Plan& plan_for(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack);
+// A signature for work that has no schema of its own to infer (copies between host and card).
+uint32_t signature_of(const std::string& name, at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
+int64_t num_inferences();
+std::string dtype_name(at::ScalarType dtype); // as Python names it: float32, bfloat16, ...
+
+// Calls a shape function registered in Python for an operator that has no Meta kernel; false: there is none.
+using ShapeFunction = bool (*)(const std::string& name, torch::jit::Stack& stack, const c10::OperatorHandle& op);
+void set_shape_function(ShapeFunction function);
+
+} // namespace sandtable

@@ -1,0 +1,198 @@
+"""The exchange: how a captured rank talks to the other ranks, through the launcher.
+
+Only small payloads come here (object collectives, shapes, seeds, flags); large tensors have no values to exchange. A
+rank posts what it puts into a call and, if it needs what the others put in, waits for the answer. Postings never
+block; several threads of a rank (the main one, autograd's) may wait at the same time.
+"""
+
+import os
+import socket
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sandtable.vgpu.stop import StopCapture
+from sandtable.vgpu.wire import Frames, pack
+
+__all__ = ["Call", "Exchange"]
+
+_NOTES_AT_ONCE = 4096
+_RECEIVE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective or point-to-point call of a rank.
+
+    `group` is the place in the rank's own list of groups. `seq` counts collectives per group, and point-to-point calls
+    per group, peer, direction and tag. `num_bytes` is -1 where members may differ (uneven splits). `peer` is the other
+    global rank of a point-to-point call, else -1.
+    """
+
+    group: int
+    seq: int
+    op: str
+    dtype: str
+    num_bytes: int
+    file: str = ""
+    line: int = 0
+    peer: int = -1
+    tag: int = 0
+
+    def to_tuple(self) -> tuple[int, int, str, str, int, str, int, int, int]:
+        return (
+            self.group,
+            self.seq,
+            self.op,
+            self.dtype,
+            self.num_bytes,
+            self.file,
+            self.line,
+            self.peer,
+            self.tag,
+        )
+
+    @classmethod
+    def of_tuple(cls, values: tuple[int, int, str, str, int, str, int, int, int]) -> "Call":
+        group, seq, op, dtype, num_bytes, file, line, peer, tag = values
+        return cls(
+            group=group,
+            seq=seq,
+            op=op,
+            dtype=dtype,
+            num_bytes=num_bytes,
+            file=file,
+            line=line,
+            peer=peer,
+            tag=tag,
+        )
+
+
+class Exchange:
+    """One rank's end of the channel to the launcher."""
+
+    def __init__(self, channel: socket.socket, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._process = os.getpid()
+        self._sizes: list[int] = []
+        self._names: list[str] = []
+        self._group_sizes = array("i")
+        self._group_ranks = array("i")
+        self._texts: dict[str, int] = {}
+        self._new_texts: list[str] = []
+        self._notes = array("q")
+        self._sending = threading.RLock()
+        self._news = threading.Condition()
+        self._frames = Frames()
+        self._answers: dict[int, tuple[Any, ...]] = {}
+        self._is_reading = False
+        self._next_ticket = 1
+
+    def announce_group(self, ranks: Sequence[int], name: str) -> None:
+        """A group was made: call it for every group in the order this rank sees them made, the world first."""
+        with self._sending:
+            members = array("i", ranks)
+            self._names.append(name)
+            self._group_sizes.append(len(members))
+            self._group_ranks.extend(members)
+            if self._rank in ranks:
+                self._sizes.append(len(members))
+
+    def announce_peer(self, group: int, peer: int) -> None:
+        """Point-to-point traffic with global rank `peer` begins, of any size."""
+        self._post(("peer", group, peer))
+
+    def note(self, call: Call) -> None:
+        """A collective that exchanges nothing here, for its tensors are large: it is kept to find mismatches."""
+        with self._sending:
+            op, dtype, file = self._text(call.op), self._text(call.dtype), self._text(call.file)
+            self._notes.extend((call.group, call.seq, op, dtype, call.num_bytes, file, call.line))
+            if len(self._notes) >= 7 * _NOTES_AT_ONCE:
+                self._post_notes()
+
+    def gather(self, call: Call, payload: bytes | None) -> list[bytes | None]:
+        """What each member of the group put in, in group order. Nothing is awaited if `payload` is unknown (None)."""
+        self.note(call)
+        if payload is None:
+            self._post(("gather", 0, call.to_tuple(), None))
+            return [None] * self._sizes[call.group]
+        _, _, table, index = self._ask("gather", call.to_tuple(), payload)
+        return [table[k] for k in array("i", index)]
+
+    def send(self, call: Call, payload: bytes | None) -> None:
+        """Puts a payload on its way to `call.peer`."""
+        self._post(("send", call.to_tuple(), payload))
+
+    def receive(self, call: Call) -> bytes | None:
+        """What `call.peer` sent; None if it is not known."""
+        payload: bytes | None
+        _, _, payload = self._ask("receive", call.to_tuple())
+        return payload
+
+    def report(self, *message: Any) -> None:
+        """Tells the launcher how the rank ended, after all that was posted before."""
+        self._post(message)
+
+    def _ask(self, kind: str, *values: Any) -> tuple[Any, ...]:
+        with self._sending:
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._post((kind, ticket, *values))
+        answer = self._wait(ticket)
+        if answer[1] == "stop":
+            raise StopCapture(answer[2])
+        return answer
+
+    def _post(self, message: tuple[Any, ...]) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"collectives must be called by the rank's own process, but process {os.getpid()} was forked from it; "
+                "call them in the main process, not in a worker"
+            )
+        with self._sending:
+            data = b""
+            if self._names:
+                data += pack(("groups", tuple(self._names), self._group_sizes.tobytes(), self._group_ranks.tobytes()))
+                self._names, self._group_sizes, self._group_ranks = [], array("i"), array("i")
+            if message[0] != "send" and self._notes:
+                data += self._packed_notes()
+            self._channel.sendall(data + pack(message))
+
+    def _post_notes(self) -> None:
+        self._channel.sendall(self._packed_notes())
+
+    def _packed_notes(self) -> bytes:
+        message = ("notes", tuple(self._new_texts), self._notes.tobytes())
+        self._new_texts, self._notes = [], array("q")
+        return pack(message)
+
+    def _text(self, text: str) -> int:
+        number = self._texts.get(text)
+        if number is None:
+            number = self._texts[text] = len(self._texts)
+            self._new_texts.append(text)
+        return number
+
+    def _wait(self, ticket: int) -> tuple[Any, ...]:
+        """One of the waiting threads reads for all of them; the others are woken when their answer has come."""
+        while True:
+            with self._news:
+                while ticket not in self._answers and self._is_reading:
+                    self._news.wait()
+                if ticket in self._answers:
+                    return self._answers.pop(ticket)
+                self._is_reading = True
+            answers: list[tuple[Any, ...]] = []
+            try:
+                data = self._channel.recv(_RECEIVE_BYTES)
+                if not data:
+                    raise StopCapture("launcher ended")
+                answers.extend(self._frames.feed(data))
+            finally:
+                with self._news:
+                    self._answers.update((answer[0], answer) for answer in answers)
+                    self._is_reading = False
+                    self._news.notify_all()

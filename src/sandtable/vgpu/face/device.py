@@ -1,0 +1,133 @@
+"""Which card, and what it says of itself: device management and properties."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from sandtable.cluster import Device
+
+__all__ = ["CudaDeviceProperties", "describe", "forget_init", "names"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaDeviceProperties:
+    """What ``torch.cuda.get_device_properties`` returns."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    max_threads_per_multi_processor: int
+    warp_size: int
+    regs_per_multiprocessor: int
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    L2_cache_size: int
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    max_threads_per_block: int = 1024
+    clock_rate: int = 0
+    memory_clock_rate: int = 0
+    memory_bus_width: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    gcnArchName: str = ""
+    uuid: uuid.UUID = uuid.UUID(int=0)
+
+
+class _Cards:
+    """The cards of this node, as the catalogue describes them; set once a process."""
+
+    def __init__(self) -> None:
+        self.properties: list[CudaDeviceProperties] = []
+        self.init_pid = 0
+
+
+_cards = _Cards()
+
+
+def describe(device: Device, *, count: int) -> None:
+    """Say which device the node's ``count`` cards are."""
+    _cards.properties = [
+        CudaDeviceProperties(
+            name=device.name,
+            major=device.major,
+            minor=device.minor,
+            total_memory=device.memory_bytes,
+            multi_processor_count=device.num_sms,
+            max_threads_per_multi_processor=device.max_threads_per_sm,
+            warp_size=device.warp_size,
+            regs_per_multiprocessor=device.registers_per_sm,
+            shared_memory_per_block=device.shared_memory_per_block_bytes,
+            shared_memory_per_block_optin=device.shared_memory_per_block_optin_bytes,
+            shared_memory_per_multiprocessor=device.shared_memory_per_sm_bytes,
+            L2_cache_size=device.l2_bytes,
+            pci_bus_id=index + 1,
+            uuid=uuid.UUID(int=index + 1),
+        )
+        for index in range(count)
+    ]
+
+
+def forget_init() -> None:
+    """CUDA was not initialised in this process."""
+    _cards.init_pid = 0
+
+
+def names(core: ModuleType) -> dict[str, Any]:
+    """The names of ``torch._C`` that belong to device management."""
+
+    def init() -> None:
+        import torch
+
+        _cards.init_pid = os.getpid()
+        count = core.device_count()
+        torch.cuda.default_generators = tuple(core.default_generator(index) for index in range(count))
+        torch.cuda._get_device_properties = lambda index: _cards.properties[int(index)]  # type: ignore[attr-defined]
+
+    def exchange_device(index: int) -> int:
+        before: int = core.current_device()
+        core.set_device(index)
+        return before
+
+    def arch_flags() -> str:
+        known = {"sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"}
+        known |= {f"sm_{card.major}{card.minor}" for card in _cards.properties}
+        return " ".join(sorted(known, key=lambda flag: int(flag[3:])))
+
+    def in_bad_fork() -> bool:
+        return _cards.init_pid not in (0, os.getpid())
+
+    def accept(*_: object) -> None:
+        return None
+
+    return {
+        "_has_cuda": True,
+        "_has_magma": True,
+        "_CudaDeviceProperties": CudaDeviceProperties,
+        "_cuda_init": init,
+        "_cuda_isInBadFork": in_bad_fork,
+        "_cuda_getDeviceCount": core.device_count,
+        "_cuda_getDevice": core.current_device,
+        "_cuda_setDevice": core.set_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_synchronize": core.synchronize,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: True,
+        "_cuda_getArchFlags": arch_flags,
+        "_cuda_getCompiledVersion": lambda: 13000,
+        "_cuda_getDriverVersion": lambda: 13000,
+        "_cuda_sleep": accept,
+        "_cuda_ipc_collect": accept,
+        "_cuda_lock_mutex": accept,
+        "_cuda_unlock_mutex": accept,
+        "_cuda_set_sync_debug_mode": accept,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+    }

@@ -1,0 +1,27 @@
+"""CUDA graphs: not rehearsed. Asking for one says so; asking whether one is being captured is answered."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NoReturn
+
+__all__ = ["names"]
+
+
+class CUDAGraph:
+    """Refuses at construction: a graph hides from the host the operators that a rehearsal records."""
+
+    def __new__(cls, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(
+            "sandtable: CUDA graphs cannot be rehearsed, because replay hides the operators from the host; "
+            "run the script without them (the step's operators are the same)"
+        )
+
+
+def names(core: ModuleType) -> dict[str, Any]:
+    """The names of ``torch._C`` that belong to CUDA graphs."""
+    return {
+        "_CUDAGraph": CUDAGraph,
+        "_graph_pool_handle": lambda: (0, 0),
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+    }

@@ -1,0 +1,102 @@
+"""Groups: the process groups of a rank, announced as the script makes them, and the wire between ranks.
+
+torch's own ``new_group``, ``split_group`` and ``init_process_group`` run as they are; they are only told which of our
+process groups they are about to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from sandtable.trace import Group
+from sandtable.vgpu.exchange import Call, Exchange
+
+__all__ = ["GroupBook", "Wire"]
+
+_Key = tuple[int, int, str, str, int, str, int, int, int]
+
+
+class Wire:
+    """What the core calls to exchange values: its tuples become the exchange's calls."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.announce_peer = exchange.announce_peer
+
+    def gather(self, key: _Key, payload: bytes | None) -> list[bytes | None]:
+        return self._exchange.gather(Call.of_tuple(key), payload)
+
+    def send(self, key: _Key, payload: bytes | None) -> None:
+        self._exchange.send(Call.of_tuple(key), payload)
+
+    def receive(self, key: _Key) -> bytes | None:
+        return self._exchange.receive(Call.of_tuple(key))
+
+    def note(self, key: _Key) -> None:
+        self._exchange.note(Call.of_tuple(key))
+
+
+class GroupBook:
+    """Every group this rank saw made, and those it belongs to, in order."""
+
+    def __init__(self, core: ModuleType, exchange: Exchange, *, rank: int, world_size: int) -> None:
+        self._core = core
+        self._exchange = exchange
+        self._rank = rank
+        self._world_size = world_size
+        self.seen: list[Group] = []
+        self.own: list[Group] = []
+
+    def add(self, ranks: Sequence[int], name: str) -> None:
+        """A group is about to be made."""
+        members = tuple(ranks)
+        group = Group(name=name, ranks=members)
+        self.seen.append(group)
+        self._exchange.announce_group(members, name)
+        if self._rank in members:
+            self._core.begin_group(len(self.own), list(members))
+            self.own.append(group)
+
+    def install(self) -> None:
+        """Have torch.distributed tell this book of every group."""
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        make, split = c10d._new_process_group_helper, c10d.split_group
+
+        def make_group(group_size: int, group_rank: int, ranks: list[int], *rest: Any, **options: Any) -> Any:
+            name = options.get("group_desc") or "group"
+            self.add(ranks or range(self._world_size), "world" if not ranks else name)
+            if ranks and self._rank not in ranks:
+                return c10d.GroupMember.NON_GROUP_MEMBER, None
+            return make(group_size, group_rank, ranks, *rest, **options)
+
+        def split_group(parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **options: Any) -> Any:
+            parent = c10d.get_process_group_ranks(parent_pg or c10d._get_default_group())
+            mine: tuple[int, ...] = ()
+            for part in split_ranks or ():
+                members = [parent[place] for place in sorted(part)]
+                if self._rank in members:
+                    mine = tuple(members)
+                self.add(members, options.get("group_desc") or "split")
+            if mine:  # groups of other ranks may have been announced after ours
+                self._core.begin_group(len(self.own) - 1, list(mine))
+            return split(parent_pg, split_ranks, *rest, **options)
+
+        def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+            yield dist.HashStore(), self._rank, self._world_size
+
+        replace: dict[str, Callable[..., Any]] = {
+            "_new_process_group_helper": make_group,
+            "split_group": split_group,
+            "rendezvous": rendezvous,
+            "_store_based_barrier": lambda *_, **__: None,
+        }
+        for name, function in replace.items():
+            setattr(c10d, name, function)
+        dist.split_group = split_group
+        import torch.distributed.device_mesh as device_mesh
+
+        device_mesh.split_group = split_group  # type: ignore[attr-defined]

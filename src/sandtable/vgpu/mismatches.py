@@ -1,0 +1,147 @@
+"""Mismatches: ranks whose collectives do not agree, found and put into words.
+
+Every rank leaves a log of its collectives (group, sequence number, operation, type, size, script line). Members of one
+group must have the same log for that group; where two first differ is where the script went wrong.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sandtable.errors import MismatchError
+from sandtable.vgpu.exchange import Call
+from sandtable.vgpu.group_book import GroupBook
+
+__all__ = ["CallLog", "Waiting", "agrees", "deadlock", "find_mismatch", "mismatch"]
+
+_ORDER = "every rank of a group must make the same calls in the same order"
+_REMEDY = "make all ranks of the group reach the same call, with equal type and size"
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class CallLog:
+    """The collectives of one rank, in order, as rows of integers; texts are kept once."""
+
+    texts: list[str] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+
+    def add(self, texts: Iterable[str], rows: bytes) -> None:
+        self.texts.extend(texts)
+        self.pieces.append(rows)
+
+    def rows(self) -> Ints:
+        """Columns: group, seq, op, dtype, num_bytes, file, line."""
+        return np.frombuffer(b"".join(self.pieces), dtype=np.int64).reshape(-1, 7)
+
+    def call(self, row: Sequence[int]) -> Call:
+        group, seq, op, dtype, num_bytes, file, line = (int(value) for value in row)
+        texts = self.texts
+        return Call(
+            group=group,
+            seq=seq,
+            op=texts[op],
+            dtype=texts[dtype],
+            num_bytes=num_bytes,
+            file=texts[file],
+            line=line,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A rank that cannot go on: the call it is in, its group, and the ranks it waits for."""
+
+    rank: int
+    call: Call
+    group: str
+    missing: tuple[int, ...]
+    ended: tuple[int, ...] = ()
+
+
+def agrees(one: Call, other: Call) -> bool:
+    """Whether two members' calls can be one collective."""
+    sizes = {one.num_bytes, other.num_bytes} - {-1}
+    return one.op == other.op and one.dtype == other.dtype and len(sizes) <= 1
+
+
+def mismatch(group: str, first: tuple[int, Call], second: tuple[int, Call]) -> MismatchError:
+    """The error for two members of one group that make different calls at the same place."""
+    (rank_a, a), (rank_b, b) = first, second
+    lines = [f"{_ORDER}, but call {a.seq} of {group} differs:"]
+    lines += [f"  rank {rank}: {_describe(call)}" for rank, call in ((rank_a, a), (rank_b, b))]
+    return MismatchError("\n".join([*lines, _REMEDY]))
+
+
+def deadlock(waits: Sequence[Waiting]) -> MismatchError:
+    """The error for ranks that wait for each other, or for ranks that ended, for ever."""
+    lines = [f"{_ORDER}, but no rank can go on:"]
+    for wait in waits[:8]:
+        lines.append(f"  rank {wait.rank} waits in {_describe(wait.call)}, call {wait.call.seq} of {wait.group},")
+        lines.append(f"    for {_ranks(wait.missing)}{_ended(wait)}")
+    if len(waits) > 8:
+        lines.append(f"  and {len(waits) - 8} more ranks wait")
+    return MismatchError("\n".join([*lines, _REMEDY]))
+
+
+def find_mismatch(book: GroupBook, logs: Mapping[int, CallLog]) -> MismatchError | None:
+    """The first place, in the order of a rank's own calls, where two captured members of one group disagree."""
+    texts: dict[str, int] = {}
+    tables = [_rows_of(rank, log, book, texts) for rank, log in sorted(logs.items()) if log.pieces]
+    if len(tables) < 2:
+        return None
+    rows = np.concatenate(tables)
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+    same = (rows[1:, :2] == rows[:-1, :2]).all(axis=1)
+    sized = (rows[1:, 5] >= 0) & (rows[:-1, 5] >= 0)
+    differs = (rows[1:, 3:5] != rows[:-1, 3:5]).any(axis=1) | (sized & (rows[1:, 5] != rows[:-1, 5]))
+    found = np.flatnonzero(same & differs)
+    if not len(found):
+        return None
+    at = int(found[np.argmin(rows[found, 6])])
+    pair = [(int(row[2]), logs[int(row[2])].call(logs[int(row[2])].rows()[int(row[6])])) for row in rows[at : at + 2]]
+    return mismatch(group_name(book, int(rows[at, 0])), pair[0], pair[1])
+
+
+def group_name(book: GroupBook, entry: int) -> str:
+    size = len(book.members[entry])
+    return f"the world group ({size} ranks)" if entry == 0 else f"group '{book.names[entry]}' ({size} ranks)"
+
+
+def _rows_of(rank: int, log: CallLog, book: GroupBook, texts: dict[str, int]) -> Ints:
+    """Columns: entry, seq, rank, op, dtype, num_bytes, row; texts numbered the same for all ranks."""
+    rows = log.rows()
+    numbers = np.array([texts.setdefault(text, len(texts)) for text in log.texts], dtype=np.int64)
+    entries = np.array(book.own(rank), dtype=np.int64)
+    columns = [
+        entries[rows[:, 0]],
+        rows[:, 1],
+        np.full(len(rows), rank, dtype=np.int64),
+        numbers[rows[:, 2]],
+        numbers[rows[:, 3]],
+        rows[:, 4],
+        np.arange(len(rows), dtype=np.int64),
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _describe(call: Call) -> str:
+    size = f" of {call.num_bytes:,} bytes" if call.num_bytes > 0 else ""
+    dtype = f" {call.dtype}" if size and call.dtype else ""
+    peer = f" with rank {call.peer}" if call.peer >= 0 else ""
+    where = f" at {call.file}:{call.line}" if call.file else ""
+    return f"{call.op}{size}{dtype}{peer}{where}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _ended(wait: Waiting) -> str:
+    if not wait.ended:
+        return ""
+    return ", which has ended" if wait.ended == wait.missing else f" ({_ranks(wait.ended)} ended)"

@@ -1,0 +1,207 @@
+"""Splits: which property of a rank decides what work it does, learnt from as few captured ranks as possible.
+
+Picture the game of twenty questions. Ranks of one class are expected to do the same work; when captured ones differ
+(the logging rank reads the loss, the last ranks hold smaller shards) the reason is a simple property: being rank 0,
+having local rank 0, being last in a group, standing past some position. Every property that explains what was seen is
+a hypothesis with a weight (plain ones weigh more); the next rank to capture is the one on whose outcome the weight of
+the hypotheses divides most evenly. What remains is a decision tree whose leaves are classes.
+
+Cost: a question halves the remaining weight, so telling apart H hypotheses takes about log2(H) captured ranks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Leaf", "Lesson", "Properties", "learn", "untried"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+CONFIDENCE = 0.95
+"""A hypothesis is believed when it holds this share of the weight of those that explain what was seen."""
+
+MAX_WORLD_STEPS = 64
+"""At most so many "ranks from here on" properties over the whole world are considered."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Properties:
+    """What can be said about each of `ranks`: a row a property, a column a rank. Equal rows are kept once."""
+
+    ranks: Ints
+    holds: Bools
+    weights: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, ranks: Ints, *, world_size: int, gpus_per_node: int, positions: Sequence[tuple[Ints, int]]
+    ) -> "Properties":
+        """Everything said about `ranks`. `positions` gives, a family of groups, each rank's position in its group (-1
+        for none) and the group size."""
+        rows = cls._plain_rows(ranks, world_size, gpus_per_node, positions)
+        rows += [(ranks % gpus_per_node == k, 1.0 / gpus_per_node) for k in range(gpus_per_node)]
+        for column, size in positions:
+            rows += [(column == k, 1.0 / size) for k in range(1, size - 1)]
+            rows += [(column >= k, 2.0 / size) for k in range(2, size - 1)]
+        step = max(1, world_size // MAX_WORLD_STEPS)
+        rows += [(ranks >= bound, step / world_size) for bound in range(step, world_size, step)]
+        return cls._distinct(ranks, rows)
+
+    @classmethod
+    def plain(
+        cls, ranks: Ints, *, world_size: int, gpus_per_node: int, positions: Sequence[tuple[Ints, int]]
+    ) -> "Properties":
+        """Only what scripts commonly ask: am I the first or the last, of the world, of my node, of a group?"""
+        return cls._distinct(ranks, cls._plain_rows(ranks, world_size, gpus_per_node, positions))
+
+    @classmethod
+    def _plain_rows(
+        cls, ranks: Ints, world_size: int, gpus_per_node: int, positions: Sequence[tuple[Ints, int]]
+    ) -> list[tuple[Bools, float]]:
+        local, node = ranks % gpus_per_node, ranks // gpus_per_node
+        last_local, last_node = gpus_per_node - 1, (world_size - 1) // gpus_per_node
+        rows: list[tuple[Bools, float]] = [
+            (ranks == 0, 8.0),
+            (ranks == ranks.min(), 6.0),
+            (ranks == world_size - 1, 4.0),
+            (ranks == ranks.max(), 4.0),
+            (local == 0, 3.0),
+            (node == 0, 3.0),
+            (local == last_local, 2.0),
+            (node == last_node, 2.0),
+        ]
+        for column, size in positions:
+            rows += [(column == 0, 3.0), (column == size - 1, 3.0), (column >= 0, 3.0)]
+        return rows
+
+    @classmethod
+    def _distinct(cls, ranks: Ints, rows: list[tuple[Bools, float]]) -> "Properties":
+        weights: dict[bytes, float] = {}
+        kept: dict[bytes, Bools] = {}
+        for row, weight in rows:
+            turned = row if row[0] else ~row
+            if turned.all():
+                continue
+            key = np.packbits(turned).tobytes()
+            kept.setdefault(key, turned)
+            weights[key] = max(weight, weights.get(key, 0.0))
+        holds = np.stack(list(kept.values())) if kept else np.zeros((0, len(ranks)), dtype=np.bool_)
+        return cls(ranks, holds, np.array([weights[key] for key in kept], dtype=np.float64))
+
+    def among(self, columns: Bools) -> "Properties":
+        """The same properties, of some of the ranks."""
+        rows = [(row[columns], float(weight)) for row, weight in zip(self.holds, self.weights, strict=True)]
+        return self._distinct(self.ranks[columns], rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """Ranks expected to do the same work, `digest`. Captured ones may differ from it if no property explains them."""
+
+    ranks: Ints
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """What is known so far: the leaves, and the ranks to capture next (none: the leaves are final)."""
+
+    leaves: tuple[Leaf, ...]
+    ask: tuple[int, ...]
+
+
+def untried(properties: Properties, captured: AbstractSet[int]) -> int | None:
+    """The rank that shows most of what no captured rank has shown: the other side of properties all of them share."""
+    columns = np.array([rank in captured for rank in properties.ranks.tolist()], dtype=np.bool_)
+    if columns.all():
+        return None
+    shown = properties.holds[:, columns]
+    shared = shown.all(axis=1) | ~shown.any(axis=1)
+    differs = properties.holds[shared] != shown[shared, :1]
+    if not differs.any():
+        return None
+    news = properties.weights[shared] @ differs
+    return int(properties.ranks[np.flatnonzero(news >= news.max() - 1e-9)[-1]])
+
+
+def learn(properties: Properties, digests: Mapping[int, str], *, may_ask: bool) -> Lesson:
+    """Divides the ranks of `properties` into leaves, going by the digests of those captured (at least one)."""
+    ranks = properties.ranks
+    captured = np.array([rank in digests for rank in ranks.tolist()], dtype=np.bool_)
+    seen = [digests[rank] for rank in ranks[captured].tolist()]
+    if len(set(seen)) == 1:
+        return _pure_leaf(properties, captured, seen[0], may_ask=may_ask)
+    split = _best_split(properties, captured, seen)
+    if split is None:
+        return Lesson((Leaf(ranks, Counter(seen).most_common(1)[0][0]),), ())
+    if may_ask and split.question is not None:
+        return Lesson((), (split.question,))
+    parts = [learn(properties.among(side), digests, may_ask=may_ask) for side in (split.side, ~split.side)]
+    return Lesson(
+        tuple(leaf for part in parts for leaf in part.leaves), tuple(rank for part in parts for rank in part.ask)
+    )
+
+
+def _pure_leaf(properties: Properties, captured: Bools, digest: str, *, may_ask: bool) -> Lesson:
+    """A leaf is believed on the word of two ranks that have as little in common as possible."""
+    leaf = Leaf(properties.ranks, digest)
+    if not may_ask or captured.all() or captured.sum() >= 2:
+        return Lesson((leaf,), ())
+    first = int(np.flatnonzero(captured)[0])
+    differs = properties.holds != properties.holds[:, first : first + 1]
+    distance = properties.weights @ differs
+    distance[captured] = -1.0
+    farthest = np.flatnonzero(distance >= distance.max() - 1e-9)[-1]
+    return Lesson((leaf,), (int(properties.ranks[farthest]),))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Split:
+    side: Bools
+    question: int | None
+
+
+def _best_split(properties: Properties, captured: Bools, seen: list[str]) -> _Split | None:
+    """The property that sorts the captured ranks' digests best, and the rank that would tell it from its rivals."""
+    outlines: dict[bytes, list[int]] = {}
+    for row, outline in enumerate(properties.holds[:, captured]):
+        turned = outline if outline[0] else ~outline
+        if not turned.all():
+            outlines.setdefault(np.packbits(turned).tobytes(), []).append(row)
+    if not outlines:
+        return None
+    weights = properties.weights
+
+    def merit(rows: list[int]) -> tuple[float, float]:
+        outline = properties.holds[rows[0], captured].tolist()
+        return round(_gain(seen, outline), 9), float(weights[rows].sum())
+
+    rows = max(outlines.values(), key=merit)
+    best = max(rows, key=lambda row: (weights[row], -row))
+    anchor = int(np.flatnonzero(captured)[0])
+    agrees = properties.holds[rows] == properties.holds[rows, anchor][:, np.newaxis]
+    total = float(weights[rows].sum())
+    if weights[best] >= CONFIDENCE * total:
+        return _Split(properties.holds[best], None)
+    one_side = weights[rows] @ agrees
+    balance = np.minimum(one_side, total - one_side)
+    balance[captured] = 0.0
+    asked = int(np.argmax(balance))
+    return _Split(properties.holds[best], int(properties.ranks[asked]) if balance[asked] > 1e-9 else None)
+
+
+def _gain(seen: list[str], outline: list[bool]) -> float:
+    """Information gained about the digest by knowing the side, in bits."""
+    sides = [[digest for digest, side in zip(seen, outline, strict=True) if side is value] for value in (True, False)]
+    return _entropy(seen) - sum(len(side) / len(seen) * _entropy(side) for side in sides)
+
+
+def _entropy(digests: list[str]) -> float:
+    counts = Counter(digests).values()
+    return -sum(count / len(digests) * math.log2(count / len(digests)) for count in counts)

@@ -1,0 +1,53 @@
+"""Steps: where one training step ends, which operators are the optimizer's, and when enough was seen.
+
+A step ends when every optimizer the script has used so far has stepped once more. After the last wanted step the
+capture goes on through what closes the step (logging, schedulers) and stops at the next forward pass.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from sandtable.vgpu.stop import StopCapture
+
+__all__ = ["StepCounter"]
+
+
+class StepCounter:
+    """Counts optimizer steps through torch's global optimizer hooks."""
+
+    def __init__(self, core: ModuleType, *, wanted: int) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._counts: dict[int, int] = {}
+        self._watch: Any = None
+        self.num_steps = 0
+
+    def install(self) -> None:
+        """Hook into every optimizer of the process."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+
+    def _before(self, optimizer: object, args: Any, kwargs: Any) -> None:
+        if self._counts.get(id(optimizer), 0) >= self._wanted and self.num_steps >= self._wanted:
+            raise StopCapture("steps")
+        self._core.set_optimizer(True)
+
+    def _after(self, optimizer: object, args: Any, kwargs: Any) -> None:
+        self._core.set_optimizer(False)
+        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        done = min(self._counts.values())
+        if done > self.num_steps:
+            self.num_steps = done
+            self._core.mark_step(done)
+        if done >= self._wanted and self._watch is None:
+            from torch.nn.modules.module import register_module_forward_pre_hook
+
+            self._watch = register_module_forward_pre_hook(self._next_forward)
+
+    def _next_forward(self, module: object, inputs: Any) -> None:
+        if min(self._counts.values()) >= self._wanted:
+            raise StopCapture("steps")

@@ -1,0 +1,142 @@
+"""A runtime without a GPU, real or virtual: scripts talk to the exchange themselves, and log what they "did".
+
+A script does `from tests.vgpu.fake_runtime import dist` and uses `dist.new_group(...)`, `dist.gather(...)` and so on.
+Every call becomes a record; the digest is that of the records.
+"""
+
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sandtable.trace import RankRecords
+from sandtable.vgpu.exchange import Call, Exchange
+from sandtable.vgpu.settings import RankSettings
+from sandtable.vgpu.stop import StopCapture
+
+LOADED: list[str] = []
+
+
+def load(core_path: str) -> None:
+    if core_path == "broken":
+        raise OSError("no such core")
+    LOADED.append(core_path)
+
+
+@dataclass
+class Dist:
+    """What a script sees."""
+
+    settings: RankSettings | None = None
+    exchange: Exchange | None = None
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    counts: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    work: list[int] = field(default_factory=list)
+    num_steps: int = 0
+
+    @property
+    def rank(self) -> int:
+        return int(os.environ["RANK"])
+
+    @property
+    def world_size(self) -> int:
+        return int(os.environ["WORLD_SIZE"])
+
+    def do(self, number: int) -> None:
+        """Some work, which makes the digest."""
+        self.work.append(number)
+
+    def init(self) -> int:
+        return self.new_group(tuple(range(self.world_size)), "world")
+
+    def new_group(self, ranks: tuple[int, ...], name: str) -> int:
+        assert self.exchange
+        self.exchange.announce_group(ranks, name)
+        if self.rank not in ranks:
+            return -1
+        self.groups.append(ranks)
+        return len(self.groups) - 1
+
+    def gather(self, group: int, payload: bytes | None, *, op: str = "all_gather") -> list[bytes | None]:
+        assert self.exchange
+        call = self._call(group, op, ("gather", group), num_bytes=-1)
+        self.do(1000 + group)
+        return self.exchange.gather(call, payload)
+
+    def all_reduce(self, group: int, num_bytes: int, *, op: str = "all_reduce") -> None:
+        """A large one: nothing is exchanged."""
+        assert self.exchange
+        self.exchange.note(self._call(group, op, ("gather", group), num_bytes=num_bytes))
+        self.do(num_bytes)
+
+    def send(self, group: int, peer: int, payload: bytes | None) -> None:
+        assert self.exchange
+        self._meet(group, peer)
+        self.exchange.send(self._call(group, "send", ("send", group, peer), num_bytes=-1, peer=peer), payload)
+        self.do(2000 + group)
+
+    def receive(self, group: int, peer: int) -> bytes | None:
+        assert self.exchange
+        self._meet(group, peer)
+        self.do(3000 + group)
+        return self.exchange.receive(self._call(group, "recv", ("recv", group, peer), num_bytes=-1, peer=peer))
+
+    def step(self) -> None:
+        assert self.settings
+        self.num_steps += 1
+        if self.num_steps >= self.settings.num_steps:
+            raise StopCapture("steps")
+
+    def _meet(self, group: int, peer: int) -> None:
+        assert self.exchange
+        if not self.counts["meet", group, peer]:
+            self.counts["meet", group, peer] += 1
+            self.exchange.announce_peer(group, peer)
+
+    def _call(self, group: int, op: str, key: tuple[object, ...], *, num_bytes: int, peer: int = -1) -> Call:
+        seq = self.counts[key]
+        self.counts[key] += 1
+        frame = sys._getframe(2)
+        return Call(
+            group=group,
+            seq=seq,
+            op=op,
+            dtype="uint8",
+            num_bytes=num_bytes,
+            file=os.path.basename(frame.f_code.co_filename),
+            line=frame.f_lineno,
+            peer=peer,
+        )
+
+
+dist = Dist()
+
+
+class Capture:
+    def __init__(self, settings: RankSettings) -> None:
+        self._settings = settings
+
+    @classmethod
+    def start(cls, settings: RankSettings, exchange: Exchange) -> "Capture":
+        dist.settings, dist.exchange = settings, exchange
+        return cls(settings)
+
+    def finish(self, stop_reason: str) -> RankRecords:
+        size = len(dist.work)
+        records = {
+            "kind": np.zeros(size),
+            "ref": np.zeros(size),
+            "stream": np.zeros(size),
+            "phase": np.zeros(size),
+            "line": np.zeros(size),
+            "value": np.array(dist.work, dtype=np.int64),
+        }
+        return RankRecords.build(
+            rank=self._settings.rank,
+            records=records,
+            signatures=['{"op":"fake","in":[],"out":[],"args":[]}'],
+            num_steps=dist.num_steps,
+            stop_reason=stop_reason,
+        )
