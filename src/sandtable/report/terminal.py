@@ -54,7 +54,7 @@ def _print_job(summary: Summary, console: Console) -> None:
 def _class_table(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
     table.add_column("ranks", no_wrap=True)
-    for name in ("", "operators/step", "FLOPs/step", "peak allocated", "peak reserved", "of the card"):
+    for name in ("", "ops/step", "FLOPs/step", "allocated", "reserved", "of card"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = summary.classes[:_MAX_CLASSES]
     for row in shown:
@@ -81,11 +81,11 @@ def _class_cells(row: ClassSummary) -> tuple[str, ...]:
 
 def _traffic_table(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("one rank sends, a step", no_wrap=True)
+    table.add_column("a rank's step", no_wrap=True)
     table.add_column("group", no_wrap=True)
     for name in ("calls", "bytes in", "bytes out"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("of ranks", no_wrap=True)
+    table.add_column("on", no_wrap=True)
     rows: dict[tuple[str, str, int, int, int, int], list[str]] = {}
     for each in summary.classes:
         for t in each.traffic:
@@ -93,8 +93,8 @@ def _traffic_table(summary: Summary) -> Table:
             rows.setdefault(key, []).append(str(each.representative))
     for (op, name, size, calls, given, got), who in list(rows.items())[:_MAX_CLASSES]:
         everyone = len(who) == len(summary.classes)
-        ranks = "all" if everyone else f"the class of rank {who[0]}" + (f" and {len(who) - 1} more" if who[1:] else "")
-        table.add_row(op, f"{name} of {size}", f"{calls:,}", format_bytes(given), format_bytes(got), ranks)
+        ranks = "all" if everyone else f"rank {who[0]}" + (f", {len(who) - 1} more" if who[1:] else "")
+        table.add_row(op, f"{name}, {size}", f"{calls:,}", format_bytes(given), format_bytes(got), ranks)
     if len(rows) > _MAX_CLASSES:
         table.add_row(f"... {len(rows) - _MAX_CLASSES} more", "", "", "", "", "")
     return table

@@ -16,6 +16,7 @@ def adapt(core: ModuleType) -> None:
 
     torch.compile = _eager_compile(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+    torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]
     torch.UntypedStorage.cpu = _to_host(core, torch.UntypedStorage.cpu)  # type: ignore[method-assign]
 
 
@@ -33,6 +34,17 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
         return model
 
     return compile
+
+
+def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+    def new(cls: Any, *args: Any, device: Any = None, **options: Any) -> Any:
+        import torch
+
+        if device is None or torch.device(device).type != "cuda" or not args or not isinstance(args[0], int):
+            return original(cls, *args, **options) if device is None else original(cls, *args, device=device, **options)
+        return torch.empty(args[0], dtype=torch.uint8, device=device).untyped_storage()
+
+    return new
 
 
 def _resize(core: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ __all__ = ["cache_directory", "core_path"]
 
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
-    "device": ("recorder", "allocator", "device", "values", "shapes", "operators", "kernels"),
+    "device": ("recorder", "allocator", "device", "values", "shapes", "operators", "kernels", "sparse"),
     "python": ("phase", "nccl", "module"),
 }
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")

@@ -60,6 +60,9 @@ def load(core_path: str) -> None:
         importlib.import_module(name)
     import torch
 
+    from sandtable.vgpu import shape_functions
+
+    shape_functions.install(loaded_core())
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iomanip>
 #include <sstream>
 #include <unordered_map>
@@ -23,7 +24,8 @@ constexpr size_t kSmallSegment = 2097152;
 constexpr size_t kLargeSegment = 20971520;
 constexpr size_t kMinLargeRequest = 10485760;
 constexpr size_t kRoundLarge = 2097152;
-constexpr size_t kRangePerCard = size_t{1} << 42; // 4 TiB of addresses a card
+constexpr size_t kRangePerCard = size_t{1} << 42;    // 4 TiB of addresses a card
+constexpr size_t kRangePerSegment = size_t{1} << 39; // of which an expandable segment gets 512 GiB
 
 size_t round_up(size_t size, size_t unit) {
   return (size + unit - 1) / unit * unit;
@@ -85,6 +87,7 @@ VirtualAllocator& VirtualAllocator::get() {
 }
 
 void VirtualAllocator::configure(int num_devices, size_t capacity, size_t context) {
+  expandable_ = -1;
   cards_.clear();
   for (int device = 0; device < num_devices; ++device) {
     auto card = std::make_unique<Card>();
@@ -120,7 +123,8 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   int64_t stream = current_stream(device);
   Block* block = find(on, pool, stream, size);
   if (block == nullptr)
-    block = new_segment(on, pool, device, stream, segment_size(size), size);
+    block = expandable() ? grow_segment(on, pool, device, stream, size)
+                         : new_segment(on, pool, device, stream, segment_size(size), size);
   block = split(on, block, size);
   block->allocated = true;
   block->requested = bytes;
@@ -148,17 +152,25 @@ Block* VirtualAllocator::find(Card&, Pool& pool, int64_t stream, size_t size) {
   return block;
 }
 
-Block* VirtualAllocator::new_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size, size_t wanted) {
+// Asks the card for memory: what cudaMalloc would do.
+void VirtualAllocator::take(Card& card, int device, Pool& pool, int64_t stream, size_t size, size_t wanted) {
   auto fits = [&] {
-    size_t limit = static_cast<size_t>(static_cast<double>(card.capacity) * card.fraction);
-    return current(card.stats.reserved_bytes) + size + card.context <= std::min(limit, card.capacity);
+    auto allowed = static_cast<size_t>(static_cast<double>(card.capacity) * card.fraction);
+    return current(card.stats.reserved_bytes) + size + card.context <= std::min(allowed, card.capacity);
   };
-  if (!fits() && release_cached(card, 0))
+  if (!fits() && release_cached(card))
     card.stats.num_alloc_retries += 1;
   if (!fits()) {
     card.stats.num_ooms += 1;
     out_of_memory(card, device, wanted);
   }
+  card.stats.num_device_alloc += 1;
+  grow(card.stats.reserved_bytes, pool, size);
+  Recorder::get().add(Kind::kSegmentAlloc, 0, static_cast<uint16_t>(stream), size, Phase::kForward, 0);
+}
+
+Block* VirtualAllocator::new_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size, size_t wanted) {
+  take(card, device, pool, stream, size, wanted);
   auto* block = new Block();
   block->device = device;
   block->stream = stream;
@@ -166,11 +178,60 @@ Block* VirtualAllocator::new_segment(Card& card, Pool& pool, int device, int64_t
   block->pool = &pool;
   block->address = card.next_address;
   card.next_address += round_up(size, kRoundLarge);
-  card.stats.num_device_alloc += 1;
   grow(card.stats.segment, pool, 1);
-  grow(card.stats.reserved_bytes, pool, size);
-  Recorder::get().add(Kind::kSegmentAlloc, 0, static_cast<uint16_t>(stream), size, Phase::kForward, 0);
   return block;
+}
+
+// Each stream's segment has a range of addresses of its own, so that what is mapped later lies behind what was before.
+Block* VirtualAllocator::grow_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size) {
+  size_t unit = pool.is_small ? kSmallSegment : kLargeSegment;
+  Block*& last = pool.last[stream];
+  bool extends = last != nullptr && !last->allocated && last->other_streams.empty();
+  size_t more = round_up(extends ? size - last->size : size, unit);
+  take(card, device, pool, stream, more, size);
+  extends = last != nullptr && !last->allocated && last->other_streams.empty(); // taking may have merged blocks
+  if (extends) {
+    Block* block = last;
+    pool.free_blocks.erase(block);
+    if (block->previous != nullptr) {
+      shrink(card.stats.inactive_split, pool, 1);
+      shrink(card.stats.inactive_split_bytes, pool, block->size);
+    }
+    block->size += more;
+    if (block->previous != nullptr) {
+      grow(card.stats.inactive_split, pool, 1);
+      grow(card.stats.inactive_split_bytes, pool, block->size);
+    }
+    return block;
+  }
+  auto* block = new Block();
+  block->device = device;
+  block->stream = stream;
+  block->size = more;
+  block->pool = &pool;
+  if (last == nullptr) {
+    block->address = card.next_address;
+    card.next_address += kRangePerSegment;
+    grow(card.stats.segment, pool, 1);
+  } else {
+    block->address = last->address + last->size;
+    block->previous = last;
+    last->next = block;
+    grow(card.stats.inactive_split, pool, 1);
+    grow(card.stats.inactive_split_bytes, pool, block->size);
+  }
+  last = block;
+  return block;
+}
+
+bool VirtualAllocator::expandable() {
+  if (expandable_ < 0) {
+    expandable_ = 0;
+    for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+      if (const char* text = std::getenv(name))
+        expandable_ |= std::string(text).find("expandable_segments:True") != std::string::npos;
+  }
+  return expandable_ == 1;
 }
 
 Block* VirtualAllocator::split(Card& card, Block* block, size_t size) {
@@ -195,6 +256,8 @@ Block* VirtualAllocator::split(Card& card, Block* block, size_t size) {
     block->next->previous = remainder;
   block->next = remainder;
   block->size = size;
+  if (auto tail = block->pool->last.find(block->stream); tail != block->pool->last.end() && tail->second == block)
+    tail->second = remainder;
   block->pool->free_blocks.insert(remainder);
   grow(card.stats.inactive_split, *block->pool, 1);
   grow(card.stats.inactive_split_bytes, *block->pool, rest);
@@ -253,7 +316,7 @@ void VirtualAllocator::release(Card& card, Block* block) {
     block->previous = before->previous;
     if (block->previous != nullptr)
       block->previous->next = block;
-    delete before;
+    delete before; // never the last of its segment: this block is behind it
   }
   if (Block* after = block->next; is_free(after)) {
     forget(after);
@@ -261,6 +324,8 @@ void VirtualAllocator::release(Card& card, Block* block) {
     block->next = after->next;
     if (block->next != nullptr)
       block->next->previous = block;
+    if (auto tail = pool.last.find(block->stream); tail != pool.last.end() && tail->second == after)
+      tail->second = block;
     delete after;
   }
   pool.free_blocks.insert(block);
@@ -270,7 +335,7 @@ void VirtualAllocator::release(Card& card, Block* block) {
   }
 }
 
-bool VirtualAllocator::release_cached(Card& card, int64_t) {
+bool VirtualAllocator::release_cached(Card& card) {
   bool any = false;
   release_waiting(card);
   for (Pool* pool : {&card.small, &card.large}) {
@@ -281,6 +346,8 @@ bool VirtualAllocator::release_cached(Card& card, int64_t) {
         continue;
       }
       it = pool->free_blocks.erase(it);
+      if (auto tail = pool->last.find(block->stream); tail != pool->last.end() && tail->second == block)
+        pool->last.erase(tail);
       card.stats.num_device_free += 1;
       shrink(card.stats.segment, *pool, 1);
       shrink(card.stats.reserved_bytes, *pool, block->size);
@@ -322,7 +389,7 @@ void VirtualAllocator::out_of_memory(Card& card, int device, size_t size) {
 void VirtualAllocator::emptyCache(c10::MempoolId_t) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& card : cards_)
-    release_cached(*card, 0);
+    release_cached(*card);
 }
 
 void VirtualAllocator::recordStream(const c10::DataPtr& pointer, c10::Stream stream) {

@@ -3,7 +3,8 @@
 // It follows PyTorch's CUDA caching allocator: sizes rounded to 512 bytes; requests up to 1 MiB come from 2 MiB
 // segments, up to 10 MiB from 20 MiB segments, larger ones from segments rounded to 2 MiB; best fit within a stream's
 // pool; blocks split and merged; cached segments given back before it says that memory is out. Addresses are real
-// numbers in a reserved range with no memory behind them.
+// numbers in a reserved range with no memory behind them. With expandable_segments:True in PYTORCH_ALLOC_CONF a stream
+// has one segment a pool, which grows by 2 MiB (small) or 20 MiB (large) at a time.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -52,6 +53,7 @@ struct ByFit {
 struct Pool {
   bool is_small;
   std::set<Block*, ByFit> free_blocks;
+  std::map<int64_t, Block*> last; // expandable segments: a stream's segment grows behind its last block
 };
 
 struct Card {
@@ -102,13 +104,18 @@ class VirtualAllocator final : public c10::DeviceAllocator {
  private:
   Block* find(Card& card, Pool& pool, int64_t stream, size_t size);
   Block* new_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size, size_t requested);
+  Block* grow_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size);
+  void take(Card& card, int device, Pool& pool, int64_t stream, size_t size, size_t wanted);
   Block* split(Card& card, Block* block, size_t size);
   void release(Card& card, Block* block);
-  bool release_cached(Card& card, int64_t reason);
+  bool release_cached(Card& card);
   void release_waiting(Card& card);
   [[noreturn]] void out_of_memory(Card& card, int device, size_t size);
 
+  bool expandable();
+
   std::mutex mutex_;
+  int expandable_ = -1; // -1: the environment was not asked yet
   std::vector<std::unique_ptr<Card>> cards_;
   uint32_t next_id_ = 0;
 };

@@ -198,60 +198,6 @@ bool is_set_to(const at::Tensor& self, const at::Tensor& source) {
       self.strides() == source.strides();
 }
 
-// ---- shapes that values decide: exact when the value is known, else as if every element counted ----
-
-void shape_sync(const char* name, const at::Tensor& input, const at::Tensor& output) {
-  int device = input.device().index();
-  record_operator(signature_of(name, {input}, {output}), device);
-  Recorder::get().host_sync(Sync::kShape, static_cast<uint16_t>(current_stream(device)));
-  if (!is_exact(input))
-    Recorder::get().note(
-        "unknown shape", std::string(name) + " depends on values that only the real card would know: "
-        "every element was taken to count", current_place().line);
-}
-
-at::Tensor as_device(const at::Tensor& host, int device) {
-  at::Tensor tensor = new_tensor(host.sizes(), host.scalar_type(), device);
-  set_value(tensor, host, true);
-  return tensor;
-}
-
-at::Tensor nonzero(const at::Tensor& self) {
-  int device = self.device().index();
-  at::Tensor output = is_exact(self) ? as_device(host_view(self).nonzero(), device)
-                                     : new_tensor({self.numel(), self.dim()}, at::kLong, device);
-  shape_sync("aten::nonzero", self, output);
-  return output;
-}
-
-at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
-  auto shape = at::infer_size(self.sizes(), mask.sizes());
-  int64_t count = 1;
-  for (int64_t size : shape)
-    count *= size;
-  if (is_exact(mask))
-    count = host_view(mask).expand(shape).sum().item<int64_t>();
-  at::Tensor output = new_tensor({count}, self.scalar_type(), self.device().index());
-  if (is_exact(mask) && is_exact(self))
-    set_value(output, host_view(self).masked_select(host_view(mask)), true);
-  shape_sync("aten::masked_select", mask, output);
-  return output;
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> unique2(const at::Tensor& self, bool, bool inverse, bool counts) {
-  int device = self.device().index();
-  at::Tensor values = new_tensor({self.numel()}, self.scalar_type(), device);
-  at::Tensor positions = new_tensor(inverse ? self.sizes() : at::IntArrayRef({0}), at::kLong, device);
-  at::Tensor numbers = new_tensor({counts ? self.numel() : 0}, at::kLong, device);
-  shape_sync("aten::_unique2", self, values);
-  return {values, positions, numbers};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> unique_consecutive(
-    const at::Tensor& self, bool inverse, bool counts, std::optional<int64_t>) {
-  return unique2(self, true, inverse, counts);
-}
-
 // ---- attention: which kernel the real card would choose ----
 
 bool is_half(const at::Tensor& tensor) {
@@ -347,6 +293,15 @@ at::Tensor& amp_update(
   return scale;
 }
 
+// The choice of cuDNN for CTC depends on lengths; torch's own kernel takes any.
+bool no_cudnn_ctc(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) {
+  return false;
+}
+
+bool no_cudnn_ctc_tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t) {
+  return false;
+}
+
 } // namespace
 
 void set_capability(int major, int minor) {
@@ -373,10 +328,10 @@ void register_kernels() {
   aten->impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
   aten->impl("_reshape_alias", &at::native::_reshape_alias);
   aten->impl("unfold", &at::native::unfold);
-  aten->impl("nonzero", &nonzero);
-  aten->impl("masked_select", &masked_select);
-  aten->impl("_unique2", &unique2);
-  aten->impl("unique_consecutive", &unique_consecutive);
+  for (const char* library : {"_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}) {
+    aten->impl(library, &no_cudnn_ctc);
+    aten->impl((std::string(library) + ".Tensor").c_str(), &no_cudnn_ctc_tensor);
+  }
   aten->impl("_fused_sdp_choice", &fused_sdp_choice);
   aten->impl("_amp_foreach_non_finite_check_and_unscale_", &amp_unscale);
   aten->impl("_amp_update_scale_", &amp_update);

@@ -380,6 +380,7 @@ struct Register {
   Register() {
     register_operators();
     register_kernels();
+    register_sparse();
   }
 } register_all;
 } // namespace

@@ -196,9 +196,75 @@ at::Tensor make_output(const Output& output, const OperatorInfo& info, const Sta
   return {};
 }
 
+at::Tensor on_device(const at::Tensor& host, int device) {
+  Geometry geometry{host.sizes().vec(), host.strides().vec(), 0};
+  at::Tensor tensor = new_tensor(
+      geometry, host.scalar_type(),
+      at::detail::computeStorageNbytes(host.sizes(), host.strides(), host.element_size()), device);
+  set_value(tensor, host, true);
+  return tensor;
+}
+
+// Operators whose values decide their shape: with every value known the host has the answer.
+bool answer_by_value(const c10::OperatorHandle& op, const OperatorInfo& info, const Inputs& inputs, Stack* stack) {
+  if (!info.values_matter)
+    return false;
+  Recorder::get().host_sync(Sync::kShape, static_cast<uint16_t>(current_stream(inputs.device)));
+  Stack values;
+  if (!inputs.all_exact || !compute(op, info, *stack, values)) {
+    Recorder::get().note(
+        "unknown shape",
+        info.base + " depends on values that only the real card would know: every element was taken to count",
+        current_place().line);
+    return false;
+  }
+  std::vector<at::Tensor> in, out;
+  for (size_t i = stack->size() - info.num_arguments; i < stack->size(); ++i)
+    for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) { in.push_back(tensor); });
+  torch::jit::drop(*stack, info.num_arguments);
+  for (auto& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      out.push_back(on_device(value.toTensor(), inputs.device));
+      stack->push_back(out.back());
+    } else {
+      stack->push_back(std::move(value));
+    }
+  }
+  record_operator(signature_of(info.base, in, out), inputs.device);
+  return true;
+}
+
+// x[mask] is x[mask.nonzero()]: the card finds the positions first, and so does the mock.
+void positions_of_masks(const OperatorInfo& info, Stack* stack) {
+  c10::IValue& value = (*stack)[stack->size() - info.num_arguments + 1];
+  if (!value.isOptionalTensorList())
+    return;
+  auto indices = value.toOptionalTensorVector();
+  bool has_mask = false;
+  for (const auto& index : indices)
+    has_mask |= index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
+  if (!has_mask)
+    return;
+  c10::List<std::optional<at::Tensor>> expanded;
+  for (const auto& index : indices) {
+    bool is_mask = index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
+    if (!is_mask) {
+      expanded.push_back(index);
+      continue;
+    }
+    for (const at::Tensor& column : index->nonzero().unbind(1))
+      expanded.push_back(column);
+  }
+  value = std::move(expanded);
+}
+
 void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const OperatorInfo& info = info_of(op);
+  if (info.masks_are_indices)
+    positions_of_masks(info, stack);
   Inputs inputs = look_at(info, *stack);
+  if (answer_by_value(op, info, inputs, stack))
+    return;
   const Plan& plan = plan_for(op, info, *stack);
 
   for (const Resize& resize : plan.resizes)

@@ -273,10 +273,17 @@ void run_on_meta(const c10::OperatorHandle& op, const OperatorInfo& info, torch:
       c10::autocast_dispatch_keyset);
   if (shape_function != nullptr && shape_function(info.name, metas, op))
     return;
+  torch::jit::Stack arguments = metas;
   try {
     op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& error) {
-    no_shape(info, error.what_without_backtrace());
+    // What only writes its arguments needs no shape: it returns them.
+    metas.clear();
+    for (size_t i = 0; i < info.returns_argument.size(); ++i) {
+      if (info.returns_argument[i] < 0 || !info.returns_written[i])
+        no_shape(info, error.what_without_backtrace());
+      metas.push_back(arguments[info.returns_argument[i]]);
+    }
   }
 }
 
@@ -353,16 +360,26 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> by_scalar{"aten::arange", "aten::range", "aten::linspace", "aten::logspace"};
   static const std::unordered_set<std::string> mixed{
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
-      "aten::_unsafe_index_put", "aten::_thnn_fused_lstm_cell", "aten::_pack_padded_sequence", "aten::_cudnn_rnn"};
+      "aten::_unsafe_index_put", "aten::_thnn_fused_lstm_cell", "aten::_pack_padded_sequence", "aten::_cudnn_rnn",
+      "aten::_ctc_loss", "aten::_ctc_loss_backward"};
   static const std::unordered_set<std::string> truths{
       "aten::all", "aten::isfinite", "aten::eq", "aten::ge", "aten::le", "aten::isclose", "aten::is_same_size"};
   static const std::unordered_set<std::string> positions{
       "aten::argmax", "aten::argmin", "aten::topk", "aten::sort", "aten::argsort", "aten::multinomial", "aten::max",
       "aten::min", "aten::searchsorted", "aten::bucketize", "aten::randint"};
+  static const std::unordered_set<std::string> by_value{
+      "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+      "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave"};
+  static const std::unordered_set<std::string> by_mask{
+      "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
+      "aten::_unsafe_index_put"};
+  bool is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
+  info.values_matter = by_value.count(info.base) > 0;
+  info.masks_are_indices = by_mask.count(info.base) > 0;
   info.scalars_matter = by_scalar.count(info.base) > 0;
   info.any_device = mixed.count(info.base) > 0;
   info.stand_in_flag = truths.count(info.base) > 0;
-  info.stand_in_integer = positions.count(info.base) > 0 ? 0 : 1;
+  info.stand_in_integer = positions.count(info.base) > 0 || is_linalg ? 0 : 1; // info = 0: it succeeded
   return info;
 }
 

@@ -47,6 +47,8 @@ struct OperatorInfo {
   std::vector<bool> argument_overwritten; // written without being read: out=, fill_, normal_, ...
   bool is_view = false;
   bool scalars_matter = false; // floating-point arguments decide the shape (arange)
+  bool values_matter = false;  // values decide the shape (nonzero, unique)
+  bool masks_are_indices = false; // boolean masks among the arguments stand for their nonzero positions (index)
   bool any_device = false;     // host tensors may stand beside virtual ones (index)
   bool stand_in_flag = false;  // what an unknown truth value reads as: all, isfinite -> true
   int64_t stand_in_integer = 1;
