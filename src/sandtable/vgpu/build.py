@@ -28,7 +28,7 @@ __all__ = ["cache_directory", "core_path"]
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
     "device": ("recorder", "allocator", "device", "values", "shapes", "operators", "kernels", "sparse"),
-    "python": ("phase", "nccl", "module"),
+    "python": ("phase", "profiler", "nccl", "module"),
 }
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
 _LIBRARY = "sandtable_core.so"

@@ -152,11 +152,16 @@ Block* VirtualAllocator::find(Card&, Pool& pool, int64_t stream, size_t size) {
   return block;
 }
 
+// What set_per_process_memory_fraction leaves of the card.
+static size_t allowed_bytes(const Card& card) {
+  return static_cast<size_t>(static_cast<double>(card.capacity) * card.fraction);
+}
+
 // Asks the card for memory: what cudaMalloc would do.
 void VirtualAllocator::take(Card& card, int device, Pool& pool, int64_t stream, size_t size, size_t wanted) {
   auto fits = [&] {
-    auto allowed = static_cast<size_t>(static_cast<double>(card.capacity) * card.fraction);
-    return current(card.stats.reserved_bytes) + size + card.context <= std::min(allowed, card.capacity);
+    size_t reserved = current(card.stats.reserved_bytes) + size;
+    return reserved <= allowed_bytes(card) && reserved + card.context <= card.capacity;
   };
   if (!fits() && release_cached(card))
     card.stats.num_alloc_retries += 1;
@@ -279,6 +284,7 @@ void VirtualAllocator::free(Block* block) {
   on.live.erase(block->address);
   block->allocated = false;
   block->shadow = Shadow();
+  block->all_false = false;
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);
   shrink(on.stats.requested_bytes, *block->pool, block->requested);
@@ -379,6 +385,7 @@ void VirtualAllocator::out_of_memory(Card& card, int device, size_t size) {
       " has a total capacity of ", readable(card.capacity), " of which ",
       readable(card.capacity > used ? card.capacity - used : 0),
       " is free. Including non-PyTorch memory, this process has ", readable(used), " memory in use. ",
+      card.fraction < 1 ? readable(allowed_bytes(card)) + " allowed; " : "",
       "Of the allocated memory ", readable(allocated), " is allocated by PyTorch, and ", readable(reserved - allocated),
       " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting ",
       "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "

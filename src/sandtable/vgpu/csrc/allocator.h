@@ -42,6 +42,7 @@ struct Block {
   uint32_t line = 0;
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
+  bool all_false = false; // values unknown, but none of them is true: isnan of something unknown
 };
 
 struct ByFit {

@@ -251,6 +251,10 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   int getNumGPUs() const override { return num_devices; }
   std::string showConfig() const override { return "sandtable virtual GPU"; }
   long versionCUDART() const override { return 12080; }
+  int64_t cuFFTGetPlanCacheMaxSize(c10::DeviceIndex) const override { return 4096; }
+  void cuFFTSetPlanCacheMaxSize(c10::DeviceIndex, int64_t) const override {}
+  int64_t cuFFTGetPlanCacheSize(c10::DeviceIndex) const override { return 0; }
+  void cuFFTClearPlanCache(c10::DeviceIndex) const override {}
   void deviceSynchronize(c10::DeviceIndex) const override { Recorder::get().host_sync(Sync::kDevice, 0); }
 };
 

@@ -1,6 +1,7 @@
 // The Python face of the core: module sandtable_core. Thin: each function calls one thing.
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
@@ -319,6 +320,7 @@ PYBIND11_MODULE(sandtable_core, m) {
     VirtualAllocator::get().configure(num_devices, capacity, context);
     set_capability(major, minor);
   });
+  m.def("register_fork_handler", [] { torch::utils::register_fork_handler_for_device_init(at::kCUDA); });
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);
   m.def("set_device", &set_current_device);

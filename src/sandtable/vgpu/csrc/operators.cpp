@@ -42,6 +42,7 @@ struct Inputs {
   int device = -1;
   bool all_known = true; // every virtual input has a value, exact or not
   bool all_exact = true;
+  bool none_true = false; // a mask without a true element, whose other values are unknown
 };
 
 Inputs look_at(const OperatorInfo& info, const Stack& stack) {
@@ -63,6 +64,8 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
       inputs.device = device;
       if (overwritten)
         return;
+      if (Block* block = block_of(tensor); info.counts_true && block != nullptr && block->all_false)
+        inputs.none_true = true;
       if (inputs.all_known && !has_value(tensor))
         inputs.all_known = inputs.all_exact = false;
       else if (inputs.all_exact && !is_exact(tensor))
@@ -118,9 +121,7 @@ bool compute(const c10::OperatorHandle& op, const OperatorInfo& info, const Stac
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = 0; i < info.num_arguments; ++i) {
     c10::IValue value = to_host(stack[first + i]);
-    const auto& type = op.schema().arguments()[i].type();
-    bool wants_generator = value.isGenerator() || (value.isNone() && type->str() == "Generator?");
-    if (wants_generator)
+    if (static_cast<int>(i) == info.generator)
       value = at::detail::createCPUGenerator(draw_seed(value.isGenerator() ? value.toGenerator() : at::Generator()));
     results.push_back(std::move(value));
   }
@@ -130,6 +131,8 @@ bool compute(const c10::OperatorHandle& op, const OperatorInfo& info, const Stac
       c10::autocast_dispatch_keyset);
   try {
     op.callBoxed(&results);
+  } catch (const c10::IndexError& error) {
+    TORCH_CHECK(false, "CUDA error: device-side assert triggered: ", error.what_without_backtrace());
   } catch (const std::exception&) {
     return false; // no CPU kernel for this operator or type: the value stays unknown
   }
@@ -258,11 +261,40 @@ void positions_of_masks(const OperatorInfo& info, Stack* stack) {
   value = std::move(expanded);
 }
 
+// What the card finds out while it runs: a position outside the table.
+void check_index(const OperatorInfo& info, const Stack& stack) {
+  size_t first = stack.size() - info.num_arguments;
+  const at::Tensor& table = stack[first].toTensor();
+  const at::Tensor& index = stack[first + 2].toTensor();
+  if (index.numel() == 0 || !index.is_cuda() || !is_exact(index) || table.dim() == 0)
+    return;
+  int64_t size = table.size(stack[first + 1].toInt());
+  at::Tensor host = host_view(index);
+  int64_t largest = host.max().item().toLong();
+  int64_t smallest = host.min().item().toLong();
+  TORCH_CHECK(
+      largest < size && smallest >= 0, "CUDA error: device-side assert triggered: an index must be between 0 and ",
+      size - 1, ", but got ", largest < size ? smallest : largest);
+}
+
+// Random operators move the generator on, whether or not their values are computed.
+void check_generator(const OperatorInfo& info, const Stack& stack) {
+  const c10::IValue& value = stack[stack.size() - info.num_arguments + info.generator];
+  if (value.isGenerator() && value.toGenerator().defined())
+    TORCH_CHECK(
+        value.toGenerator().device().is_cuda(), "Expected a 'cuda' device type for generator but found '",
+        value.toGenerator().device().type(), "'");
+}
+
 void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const OperatorInfo& info = info_of(op);
   if (info.masks_are_indices)
     positions_of_masks(info, stack);
+  if (info.generator >= 0)
+    check_generator(info, *stack);
   Inputs inputs = look_at(info, *stack);
+  if (info.checks_index)
+    check_index(info, *stack);
   if (answer_by_value(op, info, inputs, stack))
     return;
   const Plan& plan = plan_for(op, info, *stack);
@@ -271,8 +303,12 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     resize_in_place((*stack)[stack->size() - info.num_arguments + resize.argument].toTensor(), resize.geometry);
 
   Stack values;
-  bool computed = !info.is_view && inputs.all_known && outputs_are_small(plan, inputs.all_exact) &&
+  bool computed = !info.is_view && inputs.all_known && (inputs.all_exact || !info.is_linalg) && outputs_are_small(plan, inputs.all_exact) &&
       prepare_overwritten(info, *stack, inputs.all_exact) && compute(op, info, *stack, values);
+  if (!computed && info.generator >= 0) {
+    const c10::IValue& generator = (*stack)[stack->size() - info.num_arguments + info.generator];
+    draw_seed(generator.isGenerator() ? generator.toGenerator() : at::Generator());
+  }
   if (computed && !inputs.all_exact)
     mark_written(info, *stack);
   else if (!computed && !info.is_view)
@@ -293,10 +329,13 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
         bool set = false;
         if (computed) {
           at::Tensor value = planned.is_list ? values[i].toTensorList().get(j) : values[i].toTensor();
-          set = value.defined() && set_value(tensor, value, inputs.all_exact);
+          // (a CPU kernel may leave out what only the card's backward needs)
+          set = value.defined() && value.sizes() == tensor.sizes() && set_value(tensor, value, inputs.all_exact);
         }
         if (!set && tensor.numel() <= kStandInElements)
-          set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
+          set_stand_in(tensor, info.stand_in_flag, inputs.none_true ? 0 : info.stand_in_integer);
+        if (Block* block = block_of(tensor); info.is_never_true && !set && block != nullptr)
+          block->all_false = true;
       }
       if (planned.is_list)
         list.push_back(std::move(tensor));

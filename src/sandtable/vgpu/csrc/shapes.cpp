@@ -361,7 +361,7 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> mixed{
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
       "aten::_unsafe_index_put", "aten::_thnn_fused_lstm_cell", "aten::_pack_padded_sequence", "aten::_cudnn_rnn",
-      "aten::_ctc_loss", "aten::_ctc_loss_backward"};
+      "aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss"};
   static const std::unordered_set<std::string> truths{
       "aten::all", "aten::isfinite", "aten::eq", "aten::ge", "aten::le", "aten::isclose", "aten::is_same_size"};
   static const std::unordered_set<std::string> positions{
@@ -373,13 +373,20 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> by_mask{
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
       "aten::_unsafe_index_put"};
-  bool is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
+  static const std::unordered_set<std::string> counters{"aten::any", "aten::sum", "aten::count_nonzero"};
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    if (schema.arguments()[i].type()->str() == "Generator?" || schema.arguments()[i].type()->str() == "Generator")
+      info.generator = static_cast<int>(i);
+  info.is_never_true = info.base == "aten::isnan" || info.base == "aten::isinf";
+  info.counts_true = counters.count(info.base) > 0;
+  info.checks_index = info.base == "aten::index_select";
+  info.is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
   info.values_matter = by_value.count(info.base) > 0;
   info.masks_are_indices = by_mask.count(info.base) > 0;
   info.scalars_matter = by_scalar.count(info.base) > 0;
   info.any_device = mixed.count(info.base) > 0;
   info.stand_in_flag = truths.count(info.base) > 0;
-  info.stand_in_integer = positions.count(info.base) > 0 || is_linalg ? 0 : 1; // info = 0: it succeeded
+  info.stand_in_integer = positions.count(info.base) > 0 || info.is_linalg ? 0 : 1; // info = 0: it succeeded
   return info;
 }
 

@@ -50,6 +50,11 @@ struct OperatorInfo {
   bool values_matter = false;  // values decide the shape (nonzero, unique)
   bool masks_are_indices = false; // boolean masks among the arguments stand for their nonzero positions (index)
   bool any_device = false;     // host tensors may stand beside virtual ones (index)
+  int generator = -1;          // the argument that draws random numbers
+  bool is_linalg = false;      // factorisations of stand-ins fail: never computed from them
+  bool is_never_true = false;  // isnan, isinf: unknown values are taken to be finite
+  bool counts_true = false;    // any, sum, count_nonzero
+  bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
   bool stand_in_flag = false;  // what an unknown truth value reads as: all, isfinite -> true
   int64_t stand_in_integer = 1;
 };

@@ -50,6 +50,10 @@ at::Tensor host_view(const at::Tensor& tensor) {
       tensor.sizes(), tensor.strides(), tensor.numel() == 0 ? 0 : tensor.storage_offset());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
     view.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (tensor.is_conj())
+    view._set_conj(true);
+  if (tensor.is_neg())
+    view._set_neg(true);
   return view;
 }
 

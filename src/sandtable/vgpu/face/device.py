@@ -88,6 +88,7 @@ def names(core: ModuleType) -> dict[str, Any]:
         import torch
 
         _cards.init_pid = os.getpid()
+        core.register_fork_handler()
         count = core.device_count()
         torch.cuda.default_generators = tuple(core.default_generator(index) for index in range(count))
         torch.cuda._get_device_properties = lambda index: _cards.properties[int(index)]  # type: ignore[attr-defined]
