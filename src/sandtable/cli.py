@@ -171,8 +171,10 @@ def _ranks_per_node(text: str, gpus: int) -> int:
 
 
 def _chosen_ranks(text: str) -> Literal["auto", "all"] | tuple[int, ...]:
-    if text == "auto" or text == "all":
-        return text
+    if text == "auto":
+        return "auto"
+    if text == "all":
+        return "all"
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
         raise LaunchError(f"--ranks must be auto, all or a list such as 0,7,12, but got '{text}'")

@@ -15,8 +15,8 @@ def register_shape(operator: str, function: Callable[..., Any]) -> None:
     """Say what shape an operator's outputs have, where torch does not know.
 
     `operator` is its name with overload ("mylib::attention"), `function` takes its arguments in order, tensors on the
-    meta device, and returns meta tensors shaped like its outputs. Outside a rehearsal this does nothing, so a script may
-    call it always.
+    meta device, and returns meta tensors shaped like its outputs. Outside a rehearsal this does nothing: a script may
+    always call it.
     """
     import sys
 

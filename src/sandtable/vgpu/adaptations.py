@@ -23,7 +23,7 @@ def adapt(core: ModuleType) -> None:
 def _eager_compile(core: ModuleType) -> Callable[..., Any]:
     said: list[bool] = []
 
-    def compile(model: Any = None, **options: Any) -> Any:
+    def compile_eagerly(model: Any = None, **options: Any) -> Any:
         """``torch.compile`` in a rehearsal: the model itself. The operators recorded are the eager ones."""
         if not said:
             said.append(True)
@@ -33,7 +33,7 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
             return lambda function: function
         return model
 
-    return compile
+    return compile_eagerly
 
 
 def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def _to_host(core: ModuleType, original: Callable[..., Any]) -> Callable[..., An
 
         if self.device.type != "cuda":
             return original(self)
-        view = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)  # type: ignore[call-overload]
+        view = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
         if not core.has_exact_value(view):
             core.note("zeros saved", "a tensor whose values are unknown was written or copied out as zeros")
         return view.cpu().untyped_storage()

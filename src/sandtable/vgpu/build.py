@@ -65,8 +65,8 @@ def _torch_version() -> str:
         )
     if (directory / "lib" / "libtorch_cuda.so").exists():
         raise BuildError(
-            f"a rehearsal needs the CPU build of torch, but {version} is a CUDA build, whose own kernels stand where the "
-            f"virtual GPU's go; make a virtual environment with torch=={version.split('+')[0]}+cpu and run sandtable there"
+            f"a rehearsal needs the CPU build of torch, but {version} is a CUDA build, whose kernels stand where the "
+            f"virtual GPU's go; make a virtual environment with torch=={version.split('+')[0]}+cpu for sandtable"
         )
     return version
 
@@ -84,19 +84,18 @@ def _build(target: Path, say: Callable[[str], None], version: str) -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         scratch = Path(name)
-        running = {}
+        running: dict[str, subprocess.Popen[bytes]] = {}
         for unit, parts in _UNITS.items():
             source = scratch / f"unit_{unit}.cpp"
             source.write_text("".join(f'#include "{part}.cpp"\n' for part in parts))
             command = [compiler, *_FLAGS, *includes, "-c", str(source), "-o", str(scratch / f"{unit}.o")]
-            log = open(scratch / f"{unit}.log", "w+")
-            running[unit] = (subprocess.Popen(command, stderr=log, stdout=log), log)
-        while any(process.poll() is None for process, _ in running.values()):
+            with open(scratch / f"{unit}.log", "w") as log:
+                running[unit] = subprocess.Popen(command, stderr=log, stdout=log)
+        while any(process.poll() is None for process in running.values()):
             say(f"building the virtual GPU for torch {version}, once: {time.monotonic() - start:.0f} s")
             time.sleep(0.5)
-        for process, log in running.values():
-            _require_success(process.returncode, log.name)
-            log.close()
+        for unit, process in running.items():
+            _require_success(process.returncode, str(scratch / f"{unit}.log"))
         library = scratch / _LIBRARY
         lib = os.path.join(torch_directory(), "lib")
         objects = [str(scratch / f"{unit}.o") for unit in _UNITS]

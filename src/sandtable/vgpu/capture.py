@@ -19,7 +19,7 @@ from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.exchange import Exchange
 from sandtable.vgpu.face import device as face_device
-from sandtable.vgpu.groups import GroupBook, Wire
+from sandtable.vgpu.process_groups import GroupAnnouncer, Wire
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.steps import StepCounter
 from sandtable.vgpu.stop import StopCapture
@@ -51,10 +51,10 @@ _CALL_TYPES = {
 class Capture:
     """A capture under way in this process."""
 
-    def __init__(self, settings: RankSettings, core: ModuleType, book: GroupBook, steps: StepCounter) -> None:
+    def __init__(self, settings: RankSettings, core: ModuleType, groups: GroupAnnouncer, steps: StepCounter) -> None:
         self._settings = settings
         self._core = core
-        self._book = book
+        self._groups = groups
         self._steps = steps
         self._base_seconds = _core_seconds()
 
@@ -68,14 +68,14 @@ class Capture:
         face_device.describe(device, count=settings.gpus_per_node)
         _forget_zygote()
         core.set_wire(Wire(exchange))
-        book = GroupBook(core, exchange, rank=settings.rank, world_size=settings.world_size)
-        book.install()
+        groups = GroupAnnouncer(core, exchange, rank=settings.rank, world_size=settings.world_size)
+        groups.install()
         steps = StepCounter(core, wanted=settings.num_steps)
         steps.install()
         adapt(core)
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, book, steps)
+        return cls(settings, core, groups, steps)
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and hand over what was recorded."""
@@ -93,8 +93,8 @@ class Capture:
             reduces=_REDUCES,
             splits=tuple((tuple(given), tuple(got)) for given, got in calls["split_lists"]),
             lines=tuple(Line(*line) for line in core.lines()),
-            groups=tuple(self._book.own),
-            seen_groups=tuple(self._book.seen),
+            groups=tuple(self._groups.own),
+            seen_groups=tuple(self._groups.seen),
             notes=tuple(Note(*note) for note in core.notes()),
             memory=MemoryPeaks(
                 allocated_bytes=stats["allocated_bytes"]["all"]["peak"],
@@ -126,7 +126,7 @@ def _forget_zygote() -> None:
     import torch
 
     torch.cuda._initialized = False
-    torch.cuda._cached_device_count = None  # type: ignore[attr-defined]
+    torch.cuda._cached_device_count = None
     face_device.forget_init()
 
 

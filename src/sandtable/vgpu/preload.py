@@ -52,10 +52,15 @@ def load(core_path: str) -> None:
     for library in _LIBRARIES:
         ctypes.CDLL(os.path.join(directory, "lib", library), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(core_path, mode=ctypes.RTLD_GLOBAL)
-    sys.meta_path.insert(0, _Trigger({
-        "torch.cuda": lambda: _install_face(core_path),
-        "torch.distributed.distributed_c10d": _install_groups,
-    }))
+    sys.meta_path.insert(
+        0,
+        _Trigger(
+            {
+                "torch.cuda": lambda: _install_face(core_path),
+                "torch.distributed.distributed_c10d": _install_groups,
+            }
+        ),
+    )
     for name in _COMMON_MODULES:
         importlib.import_module(name)
     import torch
@@ -103,7 +108,8 @@ def _install_face(core_path: str) -> None:
     from sandtable.vgpu import face
 
     spec = importlib.util.spec_from_file_location(_CORE_NAME, core_path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     core = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(core)
     sys.modules[_CORE_NAME] = core

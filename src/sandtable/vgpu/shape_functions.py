@@ -7,15 +7,15 @@ decided by values are asked here only when the values are unknown: then every el
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 __all__ = ["install"]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
@@ -25,8 +25,8 @@ def install(core: ModuleType) -> None:
         core.register_shape(name, function)
 
 
-def _shape_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+def _shape_of(*names: str) -> Callable[[_Function], _Function]:
+    def add(function: _Function) -> _Function:
         _FUNCTIONS.update({f"aten::{name}": function for name in names})
         return function
 
@@ -59,16 +59,14 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
 def _channels_last(x: Tensor, weight: Tensor) -> torch.memory_format:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     wanted = formats.get(x.dim())
-    if wanted is None or not any(
-        t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in (x, weight)
-    ):
+    if wanted is None or not any(t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in (x, weight)):
         return torch.contiguous_format
     return wanted
 
 
 @_shape_of("convolution")
 def _convolution(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    out = torch.ops.aten.convolution.default(x, weight, *rest)
+    out: Tensor = torch.ops.aten.convolution.default(x, weight, *rest)
     return out.contiguous(memory_format=_channels_last(x, weight))
 
 
@@ -93,7 +91,7 @@ def _nonzero(x: Tensor) -> Tensor:
 
 @_shape_of("masked_select")
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    return _like(x, prod(torch.broadcast_shapes(x.shape, mask.shape)))
+    return _like(x, torch.logical_and(x, mask).numel())
 
 
 @_shape_of("_unique2")
@@ -113,9 +111,7 @@ def _unique_consecutive(x: Tensor, inverse: bool, counts: bool, dim: int | None)
 
 
 @_shape_of("unique_dim", "unique_dim_consecutive")
-def _unique_dim(
-    x: Tensor, dim: int, is_sorted: bool, inverse: bool, counts: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _unique_dim(x: Tensor, dim: int, is_sorted: bool, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
     size = x.shape[dim]
     return (
         _like(x, *x.shape),
@@ -156,9 +152,10 @@ def _batch_norm_elemt(x: Tensor, *_: Any) -> Tensor:
 
 @_shape_of("batch_norm_backward_reduce")
 def _batch_norm_backward_reduce(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, need_x: bool, need_w: bool, need_b: bool
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *needs: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     channels = x.shape[1]
+    need_x, need_w, need_b = needs
     total = _like(mean, channels) if need_x else None
     like = mean if weight is None else weight
     return (

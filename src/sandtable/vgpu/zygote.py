@@ -165,4 +165,3 @@ def main(arguments: list[str]) -> int:
     control.send(pickle.dumps(("ready",)))
     Zygote(control, runtime).serve()
     return 0
-

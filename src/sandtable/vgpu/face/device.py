@@ -39,7 +39,7 @@ class CudaDeviceProperties:
     pci_device_id: int = 0
     pci_domain_id: int = 0
     gcnArchName: str = ""
-    uuid: uuid.UUID = uuid.UUID(int=0)
+    uuid: uuid.UUID
 
 
 class _Cards:

@@ -17,6 +17,8 @@ def names(core: ModuleType) -> dict[str, Any]:
     class CudaStreamBase(torch._C.Stream):
         """What ``torch.cuda.Stream`` derives from."""
 
+        _priority: int
+
         def __new__(
             cls,
             priority: int = 0,

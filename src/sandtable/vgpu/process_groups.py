@@ -1,4 +1,4 @@
-"""Groups: the process groups of a rank, announced as the script makes them, and the wire between ranks.
+"""Process groups: those of a rank, announced as the script makes them, and the wire between ranks.
 
 torch's own ``new_group``, ``split_group`` and ``init_process_group`` run as they are; they are only told which of our
 process groups they are about to make.
@@ -13,7 +13,7 @@ from typing import Any
 from sandtable.trace import Group
 from sandtable.vgpu.exchange import Call, Exchange
 
-__all__ = ["GroupBook", "Wire"]
+__all__ = ["GroupAnnouncer", "Wire"]
 
 _Key = tuple[int, int, str, str, int, str, int, int, int]
 
@@ -38,8 +38,8 @@ class Wire:
         self._exchange.note(Call.of_tuple(key))
 
 
-class GroupBook:
-    """Every group this rank saw made, and those it belongs to, in order."""
+class GroupAnnouncer:
+    """Keeps every group this rank saw made, and those it belongs to, in order, and announces them."""
 
     def __init__(self, core: ModuleType, exchange: Exchange, *, rank: int, world_size: int) -> None:
         self._core = core
@@ -60,8 +60,9 @@ class GroupBook:
             self.own.append(group)
 
     def install(self) -> None:
-        """Have torch.distributed tell this book of every group."""
+        """Have torch.distributed tell of every group."""
         import torch.distributed as dist
+        from torch._C._distributed_c10d import HashStore
         from torch.distributed import distributed_c10d as c10d
 
         make, split = c10d._new_process_group_helper, c10d.split_group
@@ -86,7 +87,7 @@ class GroupBook:
             return split(parent_pg, split_ranks, *rest, **options)
 
         def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-            yield dist.HashStore(), self._rank, self._world_size
+            yield HashStore(), self._rank, self._world_size
 
         replace: dict[str, Callable[..., Any]] = {
             "_new_process_group_helper": make_group,
