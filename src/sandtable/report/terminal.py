@@ -106,7 +106,7 @@ def _print_syncs(summary: Summary, console: Console) -> None:
     console.print("\n[dim]hosts wait for their device at[/dim]")
     for point in summary.sync_points[:_MAX_SYNCS]:
         console.print(
-            f"  {point.file}:{point.line} ({point.function}): {point.kind.lower()}, {point.num_syncs} times on "
+            f"  {_short(point.file)}:{point.line} ({point.function}): {point.kind.lower()}, {point.num_syncs} times on "
             f"{_plural(point.num_ranks, 'rank', 'ranks')}",
             highlight=False,
             markup=False,
@@ -118,10 +118,16 @@ def _print_notes(summary: Summary, console: Console) -> None:
         return
     console.print("\n[dim]notes[/dim]")
     for note in summary.notes[:_MAX_NOTES]:
-        where = f" ({note.file}:{note.line})" if note.file else ""
+        where = f" ({_short(note.file)}:{note.line})" if note.file else ""
         console.print(f"  {note.kind}: {note.text}{where}", highlight=False, markup=False)
     if len(summary.notes) > _MAX_NOTES:
         console.print(f"  ... {len(summary.notes) - _MAX_NOTES} more in the trace", highlight=False)
+
+
+def _short(file: str) -> str:
+    """Relative to where we are, if it is below."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _plural(count: int, one: str, many: str) -> str:
