@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from sandtable.units import MIB
+
 __all__ = ["adapt"]
+
+_LARGE_WEIGHT_BYTES = MIB
 
 
 def adapt(core: ModuleType) -> None:
@@ -15,6 +20,7 @@ def adapt(core: ModuleType) -> None:
     import torch
 
     torch.compile = _eager_compile(core)
+    _leave_large_host_weights(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]
     torch.UntypedStorage.cpu = _to_host(core, torch.UntypedStorage.cpu)  # type: ignore[method-assign]
@@ -34,6 +40,31 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
         return model
 
     return compile_eagerly
+
+
+def _leave_large_host_weights(core: ModuleType) -> None:
+    """Do not fill large host tensors with initial values: their pages then never take memory.
+
+    Scripts build the model on the host and move it to the card, where large values do not exist anyway.
+    """
+    import torch
+
+    def leaving(fill: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fill)
+        def fill_small(tensor: Any, *args: Any, **options: Any) -> Any:
+            is_large = isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.nbytes > _LARGE_WEIGHT_BYTES
+            if not is_large:
+                return fill(tensor, *args, **options)
+            core.note("host weights", "initial values of large weights on the host were left out: nothing reads them")
+            return tensor
+
+        return fill_small
+
+    for name in torch.nn.init.__all__:
+        if name.endswith("_"):
+            setattr(torch.nn.init, name, leaving(getattr(torch.nn.init, name)))
+    for name in ("normal_", "uniform_"):
+        setattr(torch.Tensor, name, leaving(getattr(torch.Tensor, name)))
 
 
 def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandtable.trace import Group
 from sandtable.vgpu.exchange import Call, Exchange
+from sandtable.vgpu.store import make_store
 
 __all__ = ["GroupAnnouncer", "Wire"]
 
@@ -62,7 +63,6 @@ class GroupAnnouncer:
     def install(self) -> None:
         """Have torch.distributed tell of every group."""
         import torch.distributed as dist
-        from torch._C._distributed_c10d import HashStore
         from torch.distributed import distributed_c10d as c10d
 
         make, split = c10d._new_process_group_helper, c10d.split_group
@@ -87,7 +87,7 @@ class GroupAnnouncer:
             return split(parent_pg, split_ranks, *rest, **options)
 
         def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-            yield HashStore(), self._rank, self._world_size
+            yield make_store(), self._rank, self._world_size
 
         replace: dict[str, Callable[..., Any]] = {
             "_new_process_group_helper": make_group,

@@ -7,6 +7,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -264,8 +265,19 @@ int64_t fused_sdp_choice(
 // ---- mixed precision: gradients of a rehearsal are taken to be finite ----
 
 void amp_unscale(at::TensorList tensors, at::Tensor& found_inf, const at::Tensor& scale) {
+  bool all_exact = is_exact(found_inf) && is_exact(scale);
   for (const at::Tensor& tensor : tensors)
-    forget_value(tensor);
+    all_exact = all_exact && is_exact(tensor);
+  if (all_exact) {
+    std::vector<at::Tensor> hosts;
+    for (const at::Tensor& tensor : tensors)
+      hosts.push_back(host_view(tensor));
+    at::Tensor found = host_view(found_inf);
+    at::_amp_foreach_non_finite_check_and_unscale_(hosts, found, host_view(scale));
+  } else {
+    for (const at::Tensor& tensor : tensors)
+      forget_value(tensor);
+  }
   if (!has_value(found_inf))
     set_value(found_inf, at::zeros({}, found_inf.options().device(at::kCPU)).expand(found_inf.sizes()), true);
   std::vector<at::Tensor> inputs(tensors.begin(), tensors.end());

@@ -50,60 +50,6 @@ int64_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-class VirtualWork final : public c10d::Work {
- public:
-  VirtualWork(int rank, std::vector<uint32_t> rows, Tensors outputs, std::optional<c10::Stream> stream, int source)
-      : Work(rank, c10d::OpType::UNKNOWN),
-        rows_(std::move(rows)),
-        outputs_(std::move(outputs)),
-        stream_(stream),
-        source_(source) {}
-  bool isCompleted() override { return true; }
-  bool isSuccess() const override { return true; }
-  int sourceRank() const override { return source_; }
-  Tensors result() override { return outputs_; }
-  bool wait(std::chrono::milliseconds) override {
-    synchronize();
-    return true;
-  }
-  void blockCurrentStream() override { synchronize(); }
-  void synchronize() override {
-    if (!stream_) // issued on the script's own stream, or between hosts: nothing is outstanding
-      return;
-    auto now = current_c10_stream(stream_->device_index());
-    for (uint32_t row : rows_)
-      Recorder::get().add(Kind::kWait, row, static_cast<uint16_t>(now.id()), 0);
-  }
-  void abort() override {}
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    if (future_)
-      return future_;
-    std::vector<c10::Device> devices;
-    if (stream_)
-      devices.push_back(stream_->device());
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
-    if (!stream_) {
-      future_->markCompleted(c10::IValue(outputs_));
-      return future_;
-    }
-    auto before = current_c10_stream(stream_->device_index());
-    set_current_stream(*stream_);
-    future_->markCompleted(c10::IValue(outputs_));
-    set_current_stream(before);
-    return future_;
-  }
-  uint64_t getSequencenumber() const override { return rows_.empty() ? 0 : rows_.front(); }
-  float getDuration() const override { return 0; }
-
-  std::vector<uint32_t> rows_;
-  Tensors outputs_;
-  std::optional<c10::Stream> stream_;
-
- private:
-  int source_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
 // ---- values ----
 
 bool known(const at::Tensor& tensor) {
@@ -214,7 +160,70 @@ at::Tensor reduced(const std::vector<std::string_view>& parts, const at::Tensor&
   return total;
 }
 
-const char* reduce_names[] = {"", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"};
+// What comes in over the wire, put into the tensors that wait for it.
+void receive_into(const CallKey& key, const Tensors& outputs, bool exchange) {
+  Payload got = exchange ? wire().receive(key) : std::nullopt;
+  auto parts = got ? unpack(*got) : std::vector<std::string_view>();
+  for (size_t i = 0; i < outputs.size(); ++i)
+    assign(outputs[i], got ? std::optional<at::Tensor>(as_tensor(parts.at(i), outputs[i])) : std::nullopt);
+}
+
+class VirtualWork final : public c10d::Work {
+ public:
+  VirtualWork(int rank, std::vector<uint32_t> rows, Tensors outputs, std::optional<c10::Stream> stream, int source)
+      : Work(rank, c10d::OpType::UNKNOWN),
+        rows_(std::move(rows)),
+        outputs_(std::move(outputs)),
+        stream_(stream),
+        source_(source) {}
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  int sourceRank() const override { return source_; }
+  Tensors result() override { return outputs_; }
+  bool wait(std::chrono::milliseconds) override {
+    synchronize();
+    return true;
+  }
+  void blockCurrentStream() override { synchronize(); }
+  void synchronize() override {
+    if (later_)
+      std::exchange(later_, nullptr)();
+    if (!stream_) // issued on the script's own stream, or between hosts: nothing is outstanding
+      return;
+    auto now = current_c10_stream(stream_->device_index());
+    for (uint32_t row : rows_)
+      Recorder::get().add(Kind::kWait, row, static_cast<uint16_t>(now.id()), 0);
+  }
+  void abort() override {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    if (future_)
+      return future_;
+    std::vector<c10::Device> devices;
+    if (stream_)
+      devices.push_back(stream_->device());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+    if (!stream_) {
+      future_->markCompleted(c10::IValue(outputs_));
+      return future_;
+    }
+    auto before = current_c10_stream(stream_->device_index());
+    set_current_stream(*stream_);
+    future_->markCompleted(c10::IValue(outputs_));
+    set_current_stream(before);
+    return future_;
+  }
+  uint64_t getSequencenumber() const override { return rows_.empty() ? 0 : rows_.front(); }
+  float getDuration() const override { return 0; }
+
+  std::vector<uint32_t> rows_;
+  Tensors outputs_;
+  std::optional<c10::Stream> stream_;
+  std::function<void()> later_;
+
+ private:
+  int source_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
 
 class VirtualTimer final : public c10d::Timer {
  public:
@@ -298,6 +307,8 @@ void VirtualGroup::startCoalescing() {
 }
 
 WorkPtr VirtualGroup::endCoalescing() {
+  for (const auto& receive : std::exchange(batched_receives_, {}))
+    receive();
   std::vector<uint32_t> rows;
   Tensors outputs;
   std::optional<c10::Stream> stream;
@@ -389,20 +400,19 @@ WorkPtr VirtualGroup::issue(Call call) {
   const Tensors& sent = call.sent.empty() ? call.inputs : call.sent;
   int64_t size = getSize();
 
+  std::function<void()> later;
   if (point_to_point) {
     if (call.op == "send") {
       if (exchange)
         wire().send(key, pack(sent));
     } else {
-      Payload got = exchange ? wire().receive(key) : std::nullopt;
-      if (got) {
-        auto parts = unpack(*got);
-        for (size_t i = 0; i < call.outputs.size(); ++i)
-          assign(call.outputs[i], as_tensor(parts.at(i), call.outputs[i]));
-      } else {
-        for (const auto& output : call.outputs)
-          assign(output, std::nullopt);
-      }
+      auto receive = [key, outputs = call.outputs, exchange] { receive_into(key, outputs, exchange); };
+      if (batch_ != 0)
+        batched_receives_.push_back(receive);
+      else if (on_card)
+        receive();
+      else
+        later = receive; // gloo receives when it is waited for
     }
   } else {
     std::vector<Payload> payloads;
@@ -469,6 +479,7 @@ WorkPtr VirtualGroup::issue(Call call) {
   }
   auto work = c10::make_intrusive<VirtualWork>(
       getRank(), std::vector<uint32_t>{row}, call.outputs, stream, point_to_point ? call.peer : -1);
+  work->later_ = std::move(later);
   if (batch_ != 0)
     batched_.push_back(work);
   return work;

@@ -120,6 +120,7 @@ class VirtualGroup : public c10d::Backend {
   std::vector<int64_t> ranks_;
   uint32_t batch_ = 0;
   std::vector<WorkPtr> batched_;
+  std::vector<std::function<void()>> batched_receives_; // done when the batch is complete: NCCL runs it as one
 };
 
 } // namespace sandtable

@@ -7,6 +7,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <cstring>
+
 #include "device.h"
 #include "recorder.h"
 #include "values.h"
@@ -398,8 +400,17 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   if (storage->nbytes() >= needed)
     return;
+  Block* before = block_of(tensor);
+  Shadow kept = before == nullptr ? Shadow() : std::move(before->shadow);
+  size_t kept_bytes = storage->nbytes();
   storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
   storage->set_nbytes(needed);
+  Block* after = block_of(tensor);
+  if (kept.bytes != nullptr && after != nullptr && needed <= shadow_limit(tensor.scalar_type())) {
+    after->shadow.bytes = std::make_unique<char[]>(after->size); // zeros behind what was there
+    after->shadow.exact = kept.exact;
+    std::memcpy(after->shadow.bytes.get(), kept.bytes.get(), kept_bytes);
+  }
 }
 
 namespace {
