@@ -82,7 +82,7 @@ class Capture:
         core = self._core
         core.set_recording(False)
         calls = core.calls()
-        stats = core.memory_stats(self._settings.local_rank % core.device_count())
+        allocated, reserved, num_ooms = core.memory_peaks(self._settings.local_rank % core.device_count())
         return RankRecords.build(
             rank=self._settings.rank,
             records=_columns(core.records(), _RECORD_TYPES),
@@ -97,10 +97,10 @@ class Capture:
             seen_groups=tuple(self._groups.seen),
             notes=tuple(Note(*note) for note in core.notes()),
             memory=MemoryPeaks(
-                allocated_bytes=stats["allocated_bytes"]["all"]["peak"],
-                reserved_bytes=stats["reserved_bytes"]["all"]["peak"],
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
                 capacity_bytes=self._settings.device.memory_bytes,
-                num_ooms=stats["num_ooms"],
+                num_ooms=num_ooms,
             ),
             num_steps=self._steps.num_steps,
             finished=stop_reason != "max-operators",

@@ -427,13 +427,26 @@ void for_each_stat(c10::CachingDeviceAllocator::DeviceStats& stats, Function app
 void VirtualAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto& stats = card(device).stats;
+  card(device).before_reset.num_ooms += stats.num_ooms;
   for_each_stat(stats, [](Stat& stat) { stat.reset_accumulated(); });
   stats.num_alloc_retries = stats.num_ooms = 0;
 }
 
 void VirtualAllocator::resetPeakStats(c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for_each_stat(card(device).stats, [](Stat& stat) { stat.reset_peak(); });
+  Card& on = card(device);
+  on.before_reset.allocated = std::max(on.before_reset.allocated, on.stats.allocated_bytes[0].peak);
+  on.before_reset.reserved = std::max(on.before_reset.reserved, on.stats.reserved_bytes[0].peak);
+  for_each_stat(on.stats, [](Stat& stat) { stat.reset_peak(); });
+}
+
+Peaks VirtualAllocator::peaks(int device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Card& on = card(device);
+  return {
+      std::max(on.before_reset.allocated, on.stats.allocated_bytes[0].peak),
+      std::max(on.before_reset.reserved, on.stats.reserved_bytes[0].peak),
+      on.before_reset.num_ooms + on.stats.num_ooms};
 }
 
 std::pair<size_t, size_t> VirtualAllocator::getMemoryInfo(c10::DeviceIndex device) {

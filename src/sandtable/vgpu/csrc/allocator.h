@@ -57,6 +57,13 @@ struct Pool {
   std::map<int64_t, Block*> last; // expandable segments: a stream's segment grows behind its last block
 };
 
+// The most a card ever held, whatever the script resets.
+struct Peaks {
+  int64_t allocated = 0;
+  int64_t reserved = 0;
+  int64_t num_ooms = 0;
+};
+
 struct Card {
   size_t capacity = 0;
   size_t context = 0; // what the driver and the libraries take before the first tensor
@@ -67,6 +74,7 @@ struct Card {
   std::map<uintptr_t, Block*> live; // allocated blocks by address
   std::vector<Block*> waiting;      // freed while another stream may still read them
   c10::CachingDeviceAllocator::DeviceStats stats;
+  Peaks before_reset; // what the script made torch forget
 };
 
 class VirtualAllocator final : public c10::DeviceAllocator {
@@ -86,6 +94,7 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
+  Peaks peaks(int device);
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
   int device_of(const void* address) const; // -1: not a virtual address
 

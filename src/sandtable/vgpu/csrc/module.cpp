@@ -263,13 +263,6 @@ void bind_options(Class& cls, const char* name) {
       .def("__deepcopy__", [](const Options& self, const py::object&) { return c10::make_intrusive<Options>(self); });
 }
 
-struct NcclGroup final : VirtualGroup {
-  using VirtualGroup::VirtualGroup;
-};
-struct GlooGroup final : VirtualGroup {
-  using VirtualGroup::VirtualGroup;
-};
-
 void bind_groups(py::module_& m) {
   using intrusive = c10::intrusive_ptr<VirtualGroup>;
   py::object backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
@@ -336,6 +329,10 @@ PYBIND11_MODULE(sandtable_core, m) {
   });
 
   m.def("memory_stats", &memory_stats);
+  m.def("memory_peaks", [](int device) {
+    Peaks peaks = VirtualAllocator::get().peaks(device);
+    return std::make_tuple(peaks.allocated, peaks.reserved, peaks.num_ooms);
+  });
   m.def("memory_snapshot", &snapshot);
   m.def("memory_info", [](int device) { return VirtualAllocator::get().getMemoryInfo(static_cast<c10::DeviceIndex>(device)); });
   m.def("empty_cache", [] { VirtualAllocator::get().emptyCache(); });

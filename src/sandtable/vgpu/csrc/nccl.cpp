@@ -297,7 +297,8 @@ c10::intrusive_ptr<c10d::Backend> VirtualGroup::split(
   copy->group_desc = options->group_desc;
   for (int rank : ranks)
     copy->global_ranks_in_group.push_back(ranks_.empty() ? rank : ranks_[rank]);
-  return c10::make_intrusive<VirtualGroup>(
+  // Only NCCL's groups say that they can be split.
+  return c10::make_intrusive<NcclGroup>(
       static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), copy);
 }
 

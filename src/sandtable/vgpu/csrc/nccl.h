@@ -123,4 +123,12 @@ class VirtualGroup : public c10d::Backend {
   std::vector<std::function<void()>> batched_receives_; // done when the batch is complete: NCCL runs it as one
 };
 
+// One class a library, because torch asks which a group is by its Python class.
+struct NcclGroup final : VirtualGroup {
+  using VirtualGroup::VirtualGroup;
+};
+struct GlooGroup final : VirtualGroup {
+  using VirtualGroup::VirtualGroup;
+};
+
 } // namespace sandtable
