@@ -12,7 +12,7 @@ from typing import Any
 
 from sandtable.errors import LaunchError
 from sandtable.vgpu.rank import Task
-from sandtable.vgpu.zygote import MAX_MESSAGE_BYTES
+from sandtable.vgpu.wire import MAX_MESSAGE_BYTES
 
 __all__ = ["Nursery"]
 

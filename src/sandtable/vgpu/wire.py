@@ -7,7 +7,10 @@ import marshal
 import struct
 from typing import Any
 
-__all__ = ["Frames", "pack"]
+__all__ = ["MAX_MESSAGE_BYTES", "Frames", "pack"]
+
+MAX_MESSAGE_BYTES = 1 << 17
+"""Of a message between launcher and zygote, which go over a socket that keeps them apart."""
 
 _LENGTH = struct.Struct("<I")
 

@@ -24,10 +24,9 @@ from typing import NoReturn
 from sandtable.errors import SandtableError
 from sandtable.vgpu.processes import adopt_orphans, die_with_parent, kill_group
 from sandtable.vgpu.rank import Runtime, Task, as_runtime, run_rank
+from sandtable.vgpu.wire import MAX_MESSAGE_BYTES
 
-__all__ = ["MAX_MESSAGE_BYTES", "Zygote", "main"]
-
-MAX_MESSAGE_BYTES = 1 << 17
+__all__ = ["Zygote", "main"]
 
 
 class Zygote:
