@@ -140,10 +140,10 @@ def main() -> None:
     try:
         app()
     except ScriptError as error:
-        console.print(str(error), style="red", highlight=False, markup=False)
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(1)
     except SandtableError as error:
-        console.print(f"sandtable: {error}", style="red", highlight=False, markup=False)
+        console.print(f"sandtable: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         console.print("sandtable: stopped")
