@@ -79,7 +79,7 @@ class Signature:
     """One operator on one geometry.
 
     `args` is the JSON list of its arguments in schema order, null where one was not given; tensors, which stand in
-    `inputs`, are left out or leave `"t"` in their place.
+    `inputs`, are left out or leave `"t"` in their place, and numbers that tensors are computed with leave `"s"`.
     """
 
     op: str

@@ -234,10 +234,13 @@ void write_plain(std::ostream& out, const c10::IValue& value) {
   }
 }
 
+// Numbers that a tensor is computed with (x < 1024) are values, not geometry: they differ between ranks that do the same
+// work, such as the shards of a vocabulary, and the time does not depend on them.
 std::string write_signature(
     const std::string& name,
     at::ArrayRef<c10::IValue> arguments,
-    at::ArrayRef<c10::IValue> results) {
+    at::ArrayRef<c10::IValue> results,
+    const c10::FunctionSchema* schema = nullptr) {
   std::ostringstream out;
   out << "{\"op\":\"" << name << "\",\"in\":[";
   bool first = true;
@@ -249,10 +252,14 @@ std::string write_signature(
     write_tensors(out, value, first);
   out << "],\"args\":[";
   first = true;
-  for (const auto& value : arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
     out << (first ? "" : ",");
     first = false;
-    write_plain(out, value);
+    bool is_value = schema != nullptr && schema->arguments()[i].type()->kind() == c10::TypeKind::NumberType;
+    if (is_value && !arguments[i].isNone())
+      out << "\"s\"";
+    else
+      write_plain(out, arguments[i]);
   }
   out << "]}";
   return out.str();
@@ -323,7 +330,7 @@ Plan infer(const c10::OperatorHandle& op, const OperatorInfo& info, const torch:
   }
   if (!info.is_view)
     plan.signature = Recorder::get().add_signature(
-        write_signature(info.base, at::ArrayRef<c10::IValue>(stack).slice(first), metas));
+        write_signature(info.base, at::ArrayRef<c10::IValue>(stack).slice(first), metas, &op.schema()));
   return plan;
 }
 
