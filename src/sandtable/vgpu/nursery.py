@@ -17,8 +17,6 @@ from sandtable.vgpu.wire import MAX_MESSAGE_BYTES
 __all__ = ["Nursery"]
 
 _PATIENCE_SECONDS = 5.0
-# Not `-m`: the package imports the module itself, and Python would warn that it is there twice.
-_START = "import os, sys; from sandtable.vgpu import zygote; os._exit(zygote.main(sys.argv[1:]))"
 
 
 class Nursery:
@@ -30,7 +28,7 @@ class Nursery:
         self.control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(far_end.fileno()), runtime, core_path],
+                [sys.executable, "-m", "sandtable.vgpu.zygote", str(far_end.fileno()), runtime, core_path],
                 pass_fds=[far_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

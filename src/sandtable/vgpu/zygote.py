@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     if not sys.flags.safe_path:
-        del sys.path[0]  # The working directory, there because of `-c`; a rank puts its script's directory there.
+        del sys.path[0]  # The working directory, there because of `-m`; a rank puts its script's directory there.
     try:
         runtime = as_runtime(importlib.import_module(runtime_name))
         runtime.load(core_path)
@@ -164,3 +164,7 @@ def main(arguments: list[str]) -> int:
     control.send(pickle.dumps(("ready",)))
     Zygote(control, runtime).serve()
     return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # Taking torch down in good order would take longer than some captures.
