@@ -288,10 +288,46 @@ void check_generator(const OperatorInfo& info, const Stack& stack) {
         value.toGenerator().device().type(), "'");
 }
 
+// x[mask] = number needs no positions: the card fills where the mask is set, and the host does not wait.
+bool fill_by_mask(const OperatorInfo& info, Stack* stack) {
+  if (info.base != "aten::_index_put_impl_")
+    return false;
+  size_t first = stack->size() - info.num_arguments;
+  at::Tensor self = (*stack)[first].toTensor();
+  auto indices = (*stack)[first + 1].toOptionalTensorVector();
+  const at::Tensor& value = (*stack)[first + 2].toTensor();
+  if ((*stack)[first + 3].toBool() || value.numel() != 1 || !value.is_cpu())
+    return false;
+  at::Tensor mask;
+  int64_t before = 0;
+  for (const auto& index : indices) {
+    bool given = index && index->defined();
+    if (!given)
+      before += !mask.defined();
+    else if (mask.defined() || index->scalar_type() != at::kBool || !index->is_cuda())
+      return false;
+    else
+      mask = *index;
+  }
+  if (!mask.defined())
+    return false;
+  for (int64_t i = 0; i < before; ++i)
+    mask = mask.unsqueeze(0);
+  while (mask.dim() < self.dim())
+    mask = mask.unsqueeze(-1);
+  self.masked_fill_(mask, value.item());
+  torch::jit::drop(*stack, info.num_arguments);
+  stack->push_back(self);
+  return true;
+}
+
 void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const OperatorInfo& info = info_of(op);
-  if (info.masks_are_indices)
+  if (info.masks_are_indices) {
+    if (fill_by_mask(info, stack))
+      return;
     positions_of_masks(info, stack);
+  }
   if (info.generator >= 0)
     check_generator(info, *stack);
   Inputs inputs = look_at(info, *stack);

@@ -81,6 +81,13 @@ def forget_init() -> None:
     _cards.init_pid = 0
 
 
+def _initialise() -> None:
+    """As in a CUDA build, asking for a device initialises CUDA."""
+    import torch
+
+    torch.cuda._lazy_init()
+
+
 def names(core: ModuleType) -> dict[str, Any]:
     """The names of ``torch._C`` that belong to device management."""
 
@@ -93,8 +100,17 @@ def names(core: ModuleType) -> dict[str, Any]:
         torch.cuda.default_generators = tuple(core.default_generator(index) for index in range(count))
         torch.cuda._get_device_properties = lambda index: _cards.properties[int(index)]  # type: ignore[attr-defined]
 
+    def get_device() -> int:
+        _initialise()
+        index: int = core.current_device()
+        return index
+
+    def set_device(index: int) -> None:
+        _initialise()
+        core.set_device(index)
+
     def exchange_device(index: int) -> int:
-        before: int = core.current_device()
+        before = get_device()
         core.set_device(index)
         return before
 
@@ -116,8 +132,8 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_init": init,
         "_cuda_isInBadFork": in_bad_fork,
         "_cuda_getDeviceCount": core.device_count,
-        "_cuda_getDevice": core.current_device,
-        "_cuda_setDevice": core.set_device,
+        "_cuda_getDevice": get_device,
+        "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
         "_cuda_maybeExchangeDevice": exchange_device,
         "_cuda_synchronize": core.synchronize,
