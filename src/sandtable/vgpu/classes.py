@@ -42,6 +42,8 @@ class Plan:
     samples: tuple[int, ...] = ()
     again: tuple[int, ...] = ()
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    unsure: tuple[tuple[int, int], ...] = ()
+    """Components whose samples differ still when no more may be taken: the first rank, and how many there are."""
 
     @property
     def is_final(self) -> bool:
@@ -113,7 +115,10 @@ def plan(
     lessons = [survey.study(body, digests) for body in bodies]
     samples = sorted({rank for lesson in lessons for rank in lesson.ask})
     leaves = [leaf for lesson in lessons for leaf in lesson.leaves]
-    return Plan(samples=tuple(samples), classes={} if samples else _classes(leaves, digests))
+    if samples:
+        return Plan(samples=tuple(samples))
+    unsure = [(int(body.ranks[0]), len(body.ranks)) for body in bodies if survey.is_unsure(body, digests)]
+    return Plan(classes=_classes(leaves, digests), unsure=tuple(unsure))
 
 
 def by_digest(digests: Mapping[int, str]) -> dict[int, tuple[int, ...]]:
@@ -216,6 +221,11 @@ class _Survey:
             untold = untried(Properties.plain(body.ranks, positions=positions, **facts), set(body.captured))
             ask = [] if untold is None else [untold]
         return Lesson((leaf,), tuple(ask) if may_ask else ())
+
+    def is_unsure(self, body: _Body, digests: Mapping[int, str]) -> bool:
+        """Whether its captured ranks differ and some were not captured because there may be no more samples."""
+        exhausted = self.max_samples <= len(body.captured) < len(body.ranks)
+        return exhausted and len({digests[rank] for rank in body.captured}) > 1
 
     def _other_kinds(self, body: _Body) -> list[int]:
         """A rank of each kind (by sizes of its groups) that no captured one is of."""

@@ -124,7 +124,13 @@ def _groups(session: Session) -> Iterable[Group]:
 
 
 def _notes(job: Job, session: Session) -> Iterable[Note]:
-    """What the user should know about where the capture stopped."""
+    """What the user should know about where the capture stopped, and how sure its classes are."""
+    for first, size in session.unsure:
+        yield Note(
+            "unsure classes",
+            f"the {size} ranks from rank {first} on do not all do the same work, and {job.limits.max_samples} of them "
+            "did not show which do; the classes among them are a guess: --ranks all runs every rank",
+        )
     reasons = {
         (outcome.stop_reason, outcome.num_steps): rank
         for rank, outcome in sorted(session.outcomes.items(), reverse=True)

@@ -7,16 +7,24 @@ process groups they are about to make.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 from sandtable.trace import Group
 from sandtable.vgpu.exchange import Call, Exchange
-from sandtable.vgpu.store import make_store
 
 __all__ = ["GroupAnnouncer", "Wire"]
 
+_STORE_PATIENCE = timedelta(seconds=5)
+"""How long a rank waits for a key that only another rank could set: the rendezvous store holds its own keys only."""
+
 _Key = tuple[int, int, str, str, int, str, int, int, int]
+
+
+def _store_of(arguments: Sequence[Any]) -> Any:
+    """The store among the arguments of torch's own maker of groups."""
+    return next(each for each in arguments if hasattr(each, "set_timeout"))
 
 
 class Wire:
@@ -63,12 +71,14 @@ class GroupAnnouncer:
     def install(self) -> None:
         """Have torch.distributed tell of every group."""
         import torch.distributed as dist
+        from torch._C._distributed_c10d import HashStore
         from torch.distributed import distributed_c10d as c10d
 
         make, split = c10d._new_process_group_helper, c10d.split_group
 
         def make_group(group_size: int, group_rank: int, ranks: list[int], *rest: Any, **options: Any) -> Any:
             name = options.get("group_desc") or "group"
+            _store_of(rest).set_timeout(_STORE_PATIENCE)
             self.add(ranks or range(self._world_size), "world" if not ranks else name)
             if ranks and self._rank not in ranks:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
@@ -87,7 +97,7 @@ class GroupAnnouncer:
             return split(parent_pg, split_ranks, *rest, **options)
 
         def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-            yield make_store(), self._rank, self._world_size
+            yield HashStore(), self._rank, self._world_size
 
         replace: dict[str, Callable[..., Any]] = {
             "_new_process_group_helper": make_group,

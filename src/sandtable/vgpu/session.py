@@ -64,6 +64,7 @@ class Session:
         self._selector.register(nursery.control, selectors.EVENT_READ, self._hear_zygote)
         self._known_stand_ins: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
         self._ran_again: set[int] = set()
+        self.unsure: tuple[tuple[int, int], ...] = ()
         self._quiet_since: tuple[float, int] | None = None
 
     def run(self, primaries: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
@@ -78,6 +79,7 @@ class Session:
                     error = self.broker.find_mismatch()
                     if error is not None:
                         raise error
+                    self.unsure = found.unsure
                     return found.classes
                 self._follow(found)
         finally:

@@ -7,6 +7,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_embedding_bag_backward_native.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -104,10 +105,10 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (self.is_same(source))
     return self;
   // broadcasting is checked on shapes alone
-  auto shape = source.sizes();
+  auto together = at::infer_size(self.sizes(), source.sizes());
   TORCH_CHECK(
-      at::is_expandable_to(shape, self.sizes()), "The size of tensor a ", self.sizes(),
-      " must match the size of tensor b ", shape);
+      at::IntArrayRef(together) == self.sizes(), "output with shape ", self.sizes(),
+      " doesn't match the broadcast shape ", together);
   if (self.numel() == 0)
     return self;
   copy_value(self, source);
@@ -344,6 +345,7 @@ void register_kernels() {
     aten->impl(library, &no_cudnn_ctc);
     aten->impl((std::string(library) + ".Tensor").c_str(), &no_cudnn_ctc_tensor);
   }
+  aten->impl("_embedding_bag_backward", &at::native::_embedding_bag_backward_symint);
   aten->impl("_fused_sdp_choice", &fused_sdp_choice);
   aten->impl("_amp_foreach_non_finite_check_and_unscale_", &amp_unscale);
   aten->impl("_amp_update_scale_", &amp_update);

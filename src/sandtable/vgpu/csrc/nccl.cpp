@@ -334,6 +334,9 @@ WorkPtr VirtualGroup::issue(Call call) {
       !first.defined() || first.is_cuda() || options_->backend != "nccl",
       "No backend type associated with device type cpu: NCCL moves CUDA tensors only, but ", call.op,
       " got one on the CPU; move it with .cuda(), or init_process_group(\"cpu:gloo,cuda:nccl\")");
+  TORCH_CHECK(
+      call.root < getSize() && call.peer < getSize(), call.op, ": the other side must be a rank of the group (0 to ",
+      getSize() - 1, "), but got ", std::max(call.root, call.peer));
   bool point_to_point = call.peer >= 0;
   bool separate = on_card && (call.is_async || point_to_point || batch_ != 0);
   std::optional<c10::Stream> stream;
