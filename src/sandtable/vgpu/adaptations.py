@@ -19,6 +19,9 @@ def adapt(core: ModuleType) -> None:
     """Replace them in this process."""
     import torch
 
+    # Backward then runs on the thread that calls it. On a thread of its own, what it frees last is freed at a moment
+    # that differs from run to run, and so would the records of equal ranks.
+    torch._C._set_multithreading_enabled(False)
     torch.compile = _eager_compile(core)
     _leave_large_host_weights(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
@@ -27,6 +30,8 @@ def adapt(core: ModuleType) -> None:
 
 
 def _eager_compile(core: ModuleType) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
     said: list[bool] = []
 
     def compile_eagerly(model: Any = None, **options: Any) -> Any:
@@ -36,10 +41,21 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
             core.note("torch.compile", "the model ran eagerly: operators are recorded before any fusion")
             print("sandtable: torch.compile runs the model eagerly in a rehearsal", file=sys.stderr)
         if model is None:
-            return lambda function: function
-        return model
+            return compile_eagerly
+        return _fused_flex_attention if model is flex_attention else model
 
     return compile_eagerly
+
+
+def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: Any) -> Any:
+    """Compiled flex attention is one fused kernel: on record it is the fused attention of the same size, unmasked."""
+    import torch
+
+    shared = {name: options[name] for name in ("scale", "enable_gqa") if options.get(name) is not None}
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **shared)
+    if options.get("return_lse"):
+        return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return out
 
 
 def _leave_large_host_weights(core: ModuleType) -> None:

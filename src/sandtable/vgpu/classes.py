@@ -30,7 +30,7 @@ class Limits:
 
     max_primaries: int = 64
     primaries_at_once: int = 8
-    max_samples: int = 14
+    max_samples: int = 16
     """Of one component."""
 
 

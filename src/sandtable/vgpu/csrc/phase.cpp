@@ -1,8 +1,8 @@
 // Where are we? The line of the script that asked for the work, and the phase of training it belongs to.
 //
-// On a thread that runs Python the answer is the innermost frame that is not library code. Backward operators run on
-// autograd's own thread without frames: there the line is that of the forward operator, found by the sequence number
-// which autograd gives to both.
+// The line is that of the innermost frame that is not library code. Backward operators have none of their own: theirs is
+// the line of the forward operator, found by the sequence number which autograd gives to both. What runs with gradients
+// enabled inside backward is a forward pass done again.
 #include <Python.h>
 
 #include <ATen/SequenceNumber.h>
@@ -102,12 +102,10 @@ Place current_place() {
   if (in_backward) {
     if (c10::GradMode::is_enabled() && line != 0)
       return {Phase::kRecompute, line};
-    if (line == 0) {
-      auto node = torch::autograd::get_current_node();
-      std::lock_guard<std::mutex> lock(sequence_mutex);
-      if (node && node->sequence_nr() < line_of_sequence.size())
-        line = line_of_sequence[node->sequence_nr()];
-    }
+    auto node = torch::autograd::get_current_node();
+    std::lock_guard<std::mutex> lock(sequence_mutex);
+    if (node && node->sequence_nr() < line_of_sequence.size() && line_of_sequence[node->sequence_nr()] != 0)
+      line = line_of_sequence[node->sequence_nr()];
     return {Phase::kBackward, line};
   }
   uint64_t next = at::sequence_number::peek();

@@ -85,7 +85,7 @@ def _initialise() -> None:
     """As in a CUDA build, asking for a device initialises CUDA."""
     import torch
 
-    torch.cuda._lazy_init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
 
 
 def names(core: ModuleType) -> dict[str, Any]:
