@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import sandtable
-from sandtable.trace import Line, MemoryPeaks, Note, RankRecords
+from sandtable.trace import Kind, Line, MemoryPeaks, Note, RankRecords
 from sandtable.units import MIB
 from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
@@ -85,7 +85,7 @@ class Capture:
         allocated, reserved, num_ooms = core.memory_peaks(self._settings.local_rank % core.device_count())
         return RankRecords.build(
             rank=self._settings.rank,
-            records=_columns(core.records(), _RECORD_TYPES),
+            records=_order_frees(_columns(core.records(), _RECORD_TYPES)),
             calls=_columns(calls, _CALL_TYPES),
             signatures=core.signatures(),
             call_ops=tuple(calls["ops"]),
@@ -112,6 +112,28 @@ class Capture:
 
 def _columns(raw: dict[str, Any], types: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.frombuffer(raw[name], dtype=dtype) for name, dtype in types.items()}
+
+
+def _order_frees(records: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Put blocks that are freed one right after the other in an order of their own.
+
+    Some of torch's caches are cleared in the order of addresses, which differs from process to process; the state of
+    memory after the last of them does not.
+    """
+    is_free = records["kind"] == Kind.FREE
+    rows = np.flatnonzero(is_free)
+    run = np.cumsum(~is_free)[rows]
+    keys = [records[name][rows] for name in ("ref", "line", "stream", "value")]
+    order = rows[np.lexsort((*keys, run))]
+    return {name: _moved(column, rows, order) for name, column in records.items()}
+
+
+def _moved(
+    column: np.ndarray[Any, Any], to: np.ndarray[Any, Any], source: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    moved = column.copy()
+    moved[to] = column[source]
+    return moved
 
 
 def _stopper(reason: str) -> Callable[[], NoReturn]:
