@@ -61,7 +61,7 @@ def run(
     ranks: Annotated[str, typer.Option(help="ranks to really run: auto, all, or a list 0,7,12")] = "auto",
     out: Annotated[Path, typer.Option(help="directory for the trace")] = _DEFAULT_OUT,
     max_operators: Annotated[
-        int, typer.Option(min=1, help="stop a rank after this many operators, if it never steps an optimizer")
+        int, typer.Option(min=1, help="stop a rank after this many operators without an optimizer step")
     ] = 1_000_000,
     module: Annotated[bool, typer.Option("--module", "-m", help="the script is a module's name")] = False,
     standalone: Annotated[bool, typer.Option("--standalone", help="accepted, as torchrun does")] = False,

@@ -9,10 +9,8 @@ WORLD_SIZE = 16
 EXAMPLES = {
     "resnet_ddp": ("resnet_ddp.py", "--steps", 2),
     "gpt_ddp": ("gpt_ddp.py", "--bucket-mb", 0.1),
-    "gpt_ddp-float16": ("gpt_ddp.py", "--amp", "float16", "--recompute", "full"),
     "gpt_fsdp2": ("gpt_fsdp2.py", "--accumulate", 2),
     "gpt_fsdp1": ("gpt_fsdp1.py",),
-    "gpt_fsdp1-grad": ("gpt_fsdp1.py", "--strategy", "grad"),
     "gpt_tp": ("gpt_tp.py", "--tp", 4),
     # A pipeline of 16 stages, or of 32 interleaved, needs as many layers: 2.7b has 32.
     "gpt_pp-gpipe": ("gpt_pp.py", "--size", "2.7b", "--batch", 16, "--schedule", "gpipe"),
@@ -20,7 +18,6 @@ EXAMPLES = {
     "gpt_pp-interleaved": ("gpt_pp.py", "--size", "2.7b", "--batch", 16, "--schedule", "interleaved"),
     "gpt_3d": ("gpt_3d.py", "--tp", 2, "--pp", 4, "--dp", 2),
     "gpt_3d-interleaved": ("gpt_3d.py", "--tp", 4, "--pp", 2, "--schedule", "interleaved", "--sequence-parallel"),
-    "gpt_3d-gpipe": ("gpt_3d.py", "--pp", 4, "--dp", 4, "--schedule", "gpipe", "--recompute", "full"),
     "gpt_3d-tp-dp": ("gpt_3d.py", "--tp", 2, "--dp", 8, "--sequence-parallel"),
 }
 

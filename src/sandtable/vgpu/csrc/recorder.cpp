@@ -31,6 +31,11 @@ void Recorder::host_sync(Sync what, uint16_t on_stream) {
   add(Kind::kHostSync, 0, on_stream, static_cast<int64_t>(what));
 }
 
+void Recorder::end_step(uint32_t number) {
+  add(Kind::kStep, number, 0, 0, Phase::kOptimizer, 0);
+  before_step_ = num_operators_;
+}
+
 uint32_t Recorder::add_signature(std::string json) {
   std::lock_guard<std::mutex> lock(mutex);
   signatures.push_back(std::move(json));

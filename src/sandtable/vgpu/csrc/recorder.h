@@ -55,11 +55,13 @@ class Recorder {
   void note(const std::string& kind, const std::string& text, uint32_t line);
 
   void set_optimizer(bool inside) { in_optimizer_ = inside; }
+  void end_step(uint32_t number); // of the optimizer
+  // How many operators may come between one step and the next.
   void set_operator_limit(int64_t limit) { operator_limit_ = limit; }
   void set_recording(bool on) { recording_ = on; }
   bool recording() const { return recording_; }
   bool in_optimizer() const { return in_optimizer_; }
-  bool over_limit() const { return operator_limit_ > 0 && num_operators_ >= operator_limit_; }
+  bool over_limit() const { return operator_limit_ > 0 && num_operators_ - before_step_ >= operator_limit_; }
   int64_t num_operators() const { return num_operators_; }
 
   std::vector<uint8_t> kind;
@@ -77,6 +79,7 @@ class Recorder {
   bool in_optimizer_ = false;
   int64_t operator_limit_ = 0;
   int64_t num_operators_ = 0;
+  int64_t before_step_ = 0;
 };
 
 // Where in the script are we, and in which phase? (phase.cpp)
