@@ -26,6 +26,8 @@ def adapt(core: ModuleType) -> None:
     _leave_large_host_weights(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]
+    torch.UntypedStorage._write_file = _write_values(torch.UntypedStorage._write_file)  # type: ignore[method-assign]
+    torch.UntypedStorage._set_from_file = _read_values(torch.UntypedStorage._set_from_file)  # type: ignore[method-assign]
     torch.UntypedStorage.cpu = _to_host(core, torch.UntypedStorage.cpu)  # type: ignore[method-assign]
 
 
@@ -92,6 +94,26 @@ def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:
         return torch.empty(args[0], dtype=torch.uint8, device=device).untyped_storage()
 
     return new
+
+
+def _write_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``pickle`` and the old file format write a storage by its address; a virtual one has its values elsewhere."""
+
+    def write_file(self: Any, *args: Any) -> Any:
+        return original(self.cpu() if self.device.type == "cuda" else self, *args)
+
+    return write_file
+
+
+def _read_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_from_file(self: Any, *args: Any) -> Any:
+        if self.device.type != "cuda":
+            return original(self, *args)
+        host = type(self)(self.nbytes())
+        original(host, *args)
+        return self.copy_(host)
+
+    return set_from_file
 
 
 def _resize(core: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:

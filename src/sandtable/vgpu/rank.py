@@ -135,8 +135,8 @@ def _clean_traceback(error: BaseException) -> str:
     frame: TracebackType | None = error.__traceback__
     while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
         frame = frame.tb_next
-    if frame is None and not isinstance(error, SyntaxError | ImportError):
-        frame = error.__traceback__
+    if frame is None:  # the script itself could not be found, read or compiled
+        return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_exception(type(error), error, frame))
 
 

@@ -185,3 +185,36 @@ def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> Seque
     bias = _like(grad, 3 * hidden) if has_bias else None
     gates = _like(grad, batch, 3 * hidden)
     return (gates, gates.clone(), torch.empty_like(grad), bias, None if bias is None else bias.clone())
+
+
+# ---- losses and distributions ----
+
+
+@_shape_of("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
+def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(log_probs)
+
+
+@_shape_of("_sample_dirichlet", "_standard_gamma")
+def _sample(concentration: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(concentration)
+
+
+@_shape_of("_standard_gamma_grad", "binomial")
+def _sample_of_two(first: Tensor, second: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(first)
+
+
+@_shape_of("_dirichlet_grad")
+def _dirichlet_grad(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@_shape_of("linalg_lstsq.out")
+def _lstsq(a: Tensor, b: Tensor, rcond: Any, driver: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
+    solution, residuals, rank, singular_values = outputs
+    is_vector = b.dim() == a.dim() - 1
+    solution.resize_((*a.shape[:-2], a.shape[-1], *(() if is_vector else b.shape[-1:])))
+    if a.shape[-2] > a.shape[-1] and not is_vector:
+        residuals.resize_((*a.shape[:-2], b.shape[-1]))
+    return solution, residuals, rank, singular_values

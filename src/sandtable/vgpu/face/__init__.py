@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from sandtable.vgpu.face import device, graphs, libraries, memory, streams
+from sandtable.vgpu.face import comm, device, graphs, libraries, memory, streams
 
 __all__ = ["install"]
 
 
 def install(c_module: ModuleType, core: ModuleType) -> None:
     """Put the CUDA functions into ``torch._C``; must run after ``torch._C`` is loaded and before ``torch.cuda`` is."""
-    for part in (device, streams, memory, graphs, libraries):
+    for part in (device, streams, memory, graphs, libraries, comm):
         for name, value in part.names(core).items():
             setattr(c_module, name, value)

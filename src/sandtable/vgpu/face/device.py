@@ -48,6 +48,7 @@ class _Cards:
     def __init__(self) -> None:
         self.properties: list[CudaDeviceProperties] = []
         self.init_pid = 0
+        self.sync_debug_mode = 0
 
 
 _cards = _Cards()
@@ -122,6 +123,9 @@ def names(core: ModuleType) -> dict[str, Any]:
     def in_bad_fork() -> bool:
         return _cards.init_pid not in (0, os.getpid())
 
+    def set_sync_debug_mode(mode: int) -> None:
+        _cards.sync_debug_mode = mode
+
     def accept(*_: object) -> None:
         return None
 
@@ -145,6 +149,6 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_ipc_collect": accept,
         "_cuda_lock_mutex": accept,
         "_cuda_unlock_mutex": accept,
-        "_cuda_set_sync_debug_mode": accept,
-        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_set_sync_debug_mode": set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": lambda: _cards.sync_debug_mode,
     }

@@ -18,10 +18,15 @@ class CUDAGraph:
         )
 
 
+class AllocatorState:
+    """What a CUDA build restores memory from when a graph is replayed; only its name is asked for."""
+
+
 def names(core: ModuleType) -> dict[str, Any]:
     """The names of ``torch._C`` that belong to CUDA graphs."""
     return {
         "_CUDAGraph": CUDAGraph,
+        "_cuda_CUDAAllocator_AllocatorState": AllocatorState,
         "_graph_pool_handle": lambda: (0, 0),
         "_cuda_isCurrentStreamCapturing": lambda: False,
     }

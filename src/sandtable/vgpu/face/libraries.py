@@ -110,6 +110,7 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_nvtx": Nvtx,
         "_cudnn": Cudnn,
         "_has_cudnn": True,
+        "_is_flash_attention_available": lambda: True,
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
         "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
         "_nccl_version": lambda: NCCL_VERSION,

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import count, groupby
 from types import ModuleType
 from typing import Any
 
 __all__ = ["names"]
+
+
+class CUDAAllocator:
+    """What ``torch.cuda.memory`` calls an allocator."""
+
+
+class MemPool:
+    """A pool of a script's own: accepted, and served from the usual pools."""
+
+    _numbers = count(1)
+
+    def __init__(self, allocator: Any = None, is_user_created: bool = True, *_: object) -> None:
+        self._allocator = allocator
+        self._id = (0, next(self._numbers))
+
+    @property
+    def id(self) -> tuple[int, int]:
+        return self._id
+
+    @property
+    def allocator(self) -> Any:
+        return self._allocator
+
+    def use_count(self) -> int:
+        return 1
 
 
 def names(core: ModuleType) -> dict[str, Any]:
@@ -17,6 +42,15 @@ def names(core: ModuleType) -> dict[str, Any]:
         for (device, address), blocks in groupby(core.memory_snapshot(), key=lambda block: (block[0], block[2])):
             segments.append(_segment(device, address, list(blocks)))
         return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+
+    raw: dict[int, Any] = {}
+
+    def allocate_raw(size: int, stream: int) -> int:
+        import torch
+
+        held = torch.empty(size, dtype=torch.uint8, device="cuda")
+        raw[held.data_ptr()] = held
+        return held.data_ptr()
 
     def accept(*_: object, **__: object) -> None:
         return None
@@ -29,6 +63,14 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_setMemoryFraction": core.set_memory_fraction,
         "_cuda_getMemoryFraction": core.memory_fraction,
         "_cuda_memorySnapshot": snapshot,
+        "_cuda_CUDAAllocator": CUDAAllocator,
+        "_MemPool": MemPool,
+        "_cuda_beginAllocateToPool": accept,
+        "_cuda_beginAllocateCurrentThreadToPool": accept,
+        "_cuda_endAllocateToPool": accept,
+        "_cuda_releasePool": accept,
+        "_cuda_cudaCachingAllocator_raw_alloc": allocate_raw,
+        "_cuda_cudaCachingAllocator_raw_delete": raw.pop,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_hostMemoryStats": dict,
         "_cuda_resetAccumulatedHostMemoryStats": accept,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +26,11 @@ def names(core: ModuleType) -> dict[str, Any]:
             stream_id: int = 0,
             device_index: int = 0,
             device_type: int = 0,
-            stream_ptr: int = 0,
+            stream_ptr: int | None = None,
         ) -> CudaStreamBase:
-            if not (stream_id or device_index or device_type):
+            if stream_ptr is not None:
+                stream_id, device_index, device_type = stream_ptr, core.current_device(), cuda_type
+            elif not (stream_id or device_index or device_type):
                 stream_id, device_index, device_type = core.pool_stream(core.current_device(), priority)
             stream = super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=device_type)
             stream._priority = min(max(priority, -5), 0)
@@ -48,6 +51,9 @@ def names(core: ModuleType) -> dict[str, Any]:
     class CudaEventBase(torch._C.Event):
         """What ``torch.cuda.Event`` derives from."""
 
+        _is_timed: bool
+        _recorded_at: float | None
+
         def __new__(
             cls,
             enable_timing: bool = False,
@@ -55,7 +61,22 @@ def names(core: ModuleType) -> dict[str, Any]:
             interprocess: bool = False,
             external: bool = False,
         ) -> CudaEventBase:
-            return super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+            event = super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+            event._is_timed = enable_timing
+            event._recorded_at = None
+            return event
+
+        def record(self, stream: Any = None) -> None:
+            super().record(stream)
+            self._recorded_at = time.perf_counter()
+
+        def elapsed_time(self, end_event: Any) -> float:
+            """Milliseconds by the host's clock: there is none on the card, and a rate computed from it is finite."""
+            if not (self._is_timed and end_event._is_timed):
+                raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+            if self._recorded_at is None or end_event._recorded_at is None:
+                raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+            return max(1e3 * float(end_event._recorded_at - self._recorded_at), 1e-3)
 
         @property
         def cuda_event(self) -> int:
