@@ -1,0 +1,186 @@
+"""Runs a test's body on virtual GPUs.
+
+A test marked `@on_gpu()` is not called where pytest is: torch must be loaded after the core. A rank is launched
+instead, as `sandtable run` would, and its script (this file) calls the test by name; `@on_gpu(ranks=4)` launches four.
+A test that looks at the trace calls `rehearse(function)` itself. All launches of a session share one zygote, so that
+torch is loaded once and a test costs a fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec
+from unittest import mock
+
+import pytest
+
+from sandtable.cluster import load as load_cluster
+from sandtable.errors import SandtableError, ScriptError
+from sandtable.trace import Note, Trace
+from sandtable.vgpu import Job, View, core_path, launch
+from sandtable.vgpu.nursery import Nursery
+from sandtable.vgpu.rank import Task
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 60
+MANY_STEPS = 1000
+_RUNTIME = "tests.vgpu.virtual_runtime"
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a launch left behind: the trace, and what ranks printed as (rank, text)."""
+
+    trace: Trace
+    out: list[tuple[int, str]]
+    err: list[tuple[int, str]]
+
+    def notes(self, kind: str) -> list[Note]:
+        return [note for note in self.trace.notes if note.kind == kind]
+
+
+def rehearse(
+    function: Callable[..., object],
+    *,
+    ranks: int = 1,
+    cluster: str = "dgx-a100",
+    steps: int = MANY_STEPS,
+    max_operators: int = 1_000_000,
+    arguments: dict[str, Any] | None = None,
+) -> Rehearsal:
+    """Calls a function of a test module on every rank of a small world."""
+    name = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
+    kept = _Kept()
+    job = Job(
+        script=__file__,
+        script_args=(name, function.__qualname__, pickle.dumps(arguments or {}).hex()),
+        world_size=ranks,
+        nproc_per_node=ranks,
+        cluster=load_cluster(cluster, nodes=1),
+        num_steps=steps,
+        max_operators=max_operators,
+        ranks="all",
+        core_path=str(core_path()),
+    )
+    with shared_zygote():
+        try:
+            trace = launch(job, view=kept)
+        except ScriptError as error:
+            printed = "\n".join(f"[rank {rank}] {text}" for rank, text in kept.err)
+            raise ScriptError(error.rank, f"{error.traceback}\n{printed}", error.exit_code) from None
+    return Rehearsal(trace=trace, out=kept.out, err=kept.err)
+
+
+def on_gpu(*, ranks: int = 1, cluster: str = "dgx-a100") -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """The test's body runs on virtual GPUs, on every rank; what fails there fails here."""
+
+    def mark(function: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(function)
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            problem = ""
+            try:
+                rehearse(function, ranks=ranks, cluster=cluster, arguments=kwargs)
+            except SandtableError as error:
+                problem = str(error)
+            if problem:
+                pytest.fail(problem, pytrace=False)
+
+        return test
+
+    return mark
+
+
+class _Kept(View):
+    def __init__(self) -> None:
+        self.out: list[tuple[int, str]] = []
+        self.err: list[tuple[int, str]] = []
+
+    def line(self, rank: int, text: str, *, is_error: bool) -> None:
+        (self.err if is_error else self.out).append((rank, text))
+
+
+class _SharedNursery(Nursery):
+    """A nursery that outlives a launch; ranks that a failed launch leaves are ended."""
+
+    def __init__(self, runtime: str, core_path: str) -> None:
+        super().__init__(runtime, core_path)
+        self._num_running = 0
+        atexit.register(self.close)
+
+    def wait_until_ready(self) -> None:
+        if not self._is_ready:
+            super().wait_until_ready()
+
+    def start(self, task: Task, *, channel: int, out: int, err: int) -> None:
+        super().start(task, channel=channel, out=out, err=err)
+        self._num_running += 1
+
+    def event(self) -> tuple[str, int, int, int]:
+        event = super().event()
+        self._num_running -= event[0] == "ended"
+        return event
+
+    def __exit__(self, *_: object) -> None:
+        if self._num_running:
+            self.kill_ranks()
+        while self._num_running:
+            self.event()
+
+
+@functools.cache
+def _nursery(runtime: str, core_path: str) -> Nursery:
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(paths)):
+        return _SharedNursery(runtime, core_path)
+
+
+@contextmanager
+def shared_zygote() -> Iterator[None]:
+    """Launches made meanwhile use the one zygote."""
+    with mock.patch("sandtable.vgpu.launcher.Nursery", lambda runtime, core_path: _nursery(_RUNTIME, core_path)):
+        yield
+
+
+def _called() -> None:
+    """In the rank: finds the function, and calls it."""
+    import faulthandler
+
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
+    module_name, function_name, packed = sys.argv[1:]
+    function = getattr(importlib.import_module(module_name), function_name)
+    try:
+        getattr(function, "__wrapped__", function)(**pickle.loads(bytes.fromhex(packed)))
+    except Exception as error:
+        _show_locals(error)
+        raise
+
+
+def _show_locals(error: Exception) -> None:
+    at = error.__traceback__
+    found = {}
+    while at is not None:
+        if str(ROOT / "tests") in at.tb_frame.f_code.co_filename and at.tb_frame.f_code.co_filename != __file__:
+            found = at.tb_frame.f_locals
+        at = at.tb_next
+    for name, value in found.items():
+        try:
+            text = repr(value)
+        except Exception as problem:
+            text = f"(no repr: {problem})"
+        print(f"    {name} = {text[:300]}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    _called()
