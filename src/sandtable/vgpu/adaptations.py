@@ -22,6 +22,7 @@ def adapt(core: ModuleType) -> None:
     # Backward then runs on the thread that calls it. On a thread of its own, what it frees last is freed at a moment
     # that differs from run to run, and so would the records of equal ranks.
     torch._C._set_multithreading_enabled(False)
+    _prefer_fake_kernels()
     torch.compile = _eager_compile(core)
     _leave_large_host_weights(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
@@ -47,6 +48,22 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
         return _fused_flex_attention if model is flex_attention else model
 
     return compile_eagerly
+
+
+def _prefer_fake_kernels() -> None:
+    """A custom operator's kernel for the card needs the card: its fake one, which knows the shapes, is used instead."""
+    from torch._library.custom_ops import CustomOpDef
+
+    register = CustomOpDef.register_kernel
+
+    def register_kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
+        asked = [device_types] if isinstance(device_types, str) else device_types
+        kept = None if asked is None else [device for device in asked if device != "cuda"]
+        if kept == []:
+            return (lambda function: function) if fn is None else fn
+        return register(self, kept, fn)
+
+    CustomOpDef.register_kernel = register_kernel  # type: ignore[method-assign]
 
 
 def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: Any) -> Any:

@@ -115,7 +115,7 @@ def _columns(raw: dict[str, Any], types: dict[str, str]) -> dict[str, np.ndarray
 
 
 def _order_frees(records: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Put blocks that are freed one right after the other in an order of their own.
+    """Put blocks that are freed one right after the other in the order in which they were allocated.
 
     Some of torch's caches are cleared in the order of addresses, which differs from process to process; the state of
     memory after the last of them does not.
@@ -123,8 +123,7 @@ def _order_frees(records: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarr
     is_free = records["kind"] == Kind.FREE
     rows = np.flatnonzero(is_free)
     run = np.cumsum(~is_free)[rows]
-    keys = [records[name][rows] for name in ("ref", "line", "stream", "value")]
-    order = rows[np.lexsort((*keys, run))]
+    order = rows[np.lexsort((records["ref"][rows], run))]
     return {name: _moved(column, rows, order) for name, column in records.items()}
 
 

@@ -343,8 +343,10 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   Stack values;
   bool computed = !info.is_view && inputs.all_known && (inputs.all_exact || !info.is_linalg) && outputs_are_small(plan, inputs.all_exact) &&
       prepare_overwritten(info, *stack, inputs.all_exact) && compute(op, info, *stack, values);
-  if (!computed && info.generator >= 0) {
-    const c10::IValue& generator = (*stack)[stack->size() - info.num_arguments + info.generator];
+  if (info.is_random && (!computed || info.generator < 0)) {
+    c10::IValue generator;
+    if (info.generator >= 0)
+      generator = (*stack)[stack->size() - info.num_arguments + info.generator];
     draw_seed(generator.isGenerator() ? generator.toGenerator() : at::Generator());
   }
   if (computed && !inputs.all_exact)

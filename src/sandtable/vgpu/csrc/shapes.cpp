@@ -18,6 +18,9 @@
 namespace sandtable {
 namespace {
 
+constexpr int64_t kSmallForHost = 1 << 16;
+constexpr int64_t kMostForHost = 1 << 24;
+
 using Key = c10::SmallVector<int64_t, 192>;
 
 struct StoredKey {
@@ -273,16 +276,45 @@ std::string write_signature(
       "as meta tensors. torch said: ", why.substr(0, why.find('\n')));
 }
 
+// Shape functions written in Python word their complaints in their own way. The card's words are those of the host's
+// kernel, which checks shapes before it computes: small tensors, or one element spread over the size, will do.
+void complain_as_host(const c10::OperatorHandle& op, const torch::jit::Stack& metas) {
+  int64_t total = 0;
+  auto host = [&](const at::Tensor& meta) {
+    if (!meta.defined() || !meta.is_meta())
+      return meta;
+    total += meta.numel();
+    if (meta.numel() <= kSmallForHost)
+      return at::Tensor(at::detail::empty_strided_cpu(meta.sizes(), meta.strides(), meta.scalar_type()));
+    std::vector<int64_t> zeros(meta.dim(), 0);
+    return at::Tensor(at::detail::empty_strided_cpu(meta.sizes(), zeros, meta.scalar_type()));
+  };
+  torch::jit::Stack hosts;
+  for (const c10::IValue& value : metas) {
+    if (value.isTensor()) {
+      hosts.emplace_back(host(value.toTensor()));
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        list.push_back(host(tensor));
+      hosts.emplace_back(std::move(list));
+    } else {
+      hosts.push_back(value);
+    }
+  }
+  if (total <= kMostForHost)
+    op.callBoxed(&hosts);
+}
+
 void run_on_meta(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& metas) {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_python(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
-  if (shape_function != nullptr && shape_function(info.name, metas, op))
-    return;
   torch::jit::Stack arguments = metas;
   try {
-    op.callBoxed(&metas);
+    if (shape_function == nullptr || !shape_function(info.name, metas, op))
+      op.callBoxed(&metas);
   } catch (const c10::NotImplementedError& error) {
     // What only writes its arguments needs no shape: it returns them.
     metas.clear();
@@ -291,6 +323,9 @@ void run_on_meta(const c10::OperatorHandle& op, const OperatorInfo& info, torch:
         no_shape(info, error.what_without_backtrace());
       metas.push_back(arguments[info.returns_argument[i]]);
     }
+  } catch (const std::exception&) {
+    complain_as_host(op, arguments);
+    throw;
   }
 }
 
@@ -384,6 +419,7 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
   for (size_t i = 0; i < info.num_arguments; ++i)
     if (schema.arguments()[i].type()->str() == "Generator?" || schema.arguments()[i].type()->str() == "Generator")
       info.generator = static_cast<int>(i);
+  info.is_random = info.generator >= 0 || info.base == "aten::native_dropout";
   info.is_never_true = info.base == "aten::isnan" || info.base == "aten::isinf";
   info.counts_true = counters.count(info.base) > 0;
   info.checks_index = info.base == "aten::index_select";

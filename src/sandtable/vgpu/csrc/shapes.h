@@ -51,6 +51,7 @@ struct OperatorInfo {
   bool masks_are_indices = false; // boolean masks among the arguments stand for their nonzero positions (index)
   bool any_device = false;     // host tensors may stand beside virtual ones (index)
   int generator = -1;          // the argument that draws random numbers
+  bool is_random = false;      // draws them, from that argument or from the card's own generator
   bool is_linalg = false;      // factorisations of stand-ins fail: never computed from them
   bool is_never_true = false;  // isnan, isinf: unknown values are taken to be finite
   bool counts_true = false;    // any, sum, count_nonzero

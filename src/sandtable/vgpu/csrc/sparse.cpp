@@ -130,6 +130,19 @@ at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar
   return shell(at::cat(indices, 1), at::cat(values, 0), self.sizes());
 }
 
+at::Tensor addmm(
+    const at::Tensor& self, const at::Tensor& left, const at::Tensor& right, const at::Scalar&, const at::Scalar&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      left.is_sparse() && !right.is_sparse(), "sandtable: only sparse @ dense is rehearsed; make the other one dense");
+  TORCH_CHECK(
+      left.size(1) == right.size(0), "mat1 and mat2 shapes cannot be multiplied (", left.size(0), "x", left.size(1),
+      " and ", right.size(0), "x", right.size(1), ")");
+  at::Tensor result = new_tensor({left.size(0), right.size(1)}, right.scalar_type(), right.device().index());
+  record_operator(
+      signature_of("aten::addmm", {self, left._indices(), left._values(), right}, {result}), right.device().index());
+  return result;
+}
+
 } // namespace
 
 void register_sparse() {
@@ -138,7 +151,7 @@ void register_sparse() {
   any->fallback(Function::makeFromBoxedFunction<&sparse_kernel>());
   auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
   // Where a composite kernel exists it would go before the fallback: name those that have one of their own for sparse.
-  static const std::set<std::string> own{"_coalesce", "_to_dense", "sparse_mask", "add.Tensor"};
+  static const std::set<std::string> own{"_coalesce", "_to_dense", "sparse_mask", "add.Tensor", "addmm"};
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::SparseCPU)) {
     auto op = dispatcher.findOp(name);
@@ -150,6 +163,7 @@ void register_sparse() {
   aten->impl("_to_dense", &to_dense);
   aten->impl("sparse_mask", &sparse_mask);
   aten->impl("add.Tensor", &add);
+  aten->impl("addmm", &addmm);
 }
 
 } // namespace sandtable
