@@ -32,6 +32,10 @@ class Limits:
     primaries_at_once: int = 8
     max_samples: int = 16
     """Of one component."""
+    max_kinds: int = 3
+    """More different ranks than this in a component (the first, the last, the others) follow no simple rule, as shards
+    that cut parameters at different places do: all of them are captured, if they are at most `max_irregular`."""
+    max_irregular: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,7 @@ def plan(
     again = sorted({rank for body in bodies for rank in body.doubtful(digests, stale)})
     if again:
         return Plan(again=tuple(again))
-    survey = _Survey.of(book, gpus_per_node, limits.max_samples)
+    survey = _Survey.of(book, gpus_per_node, limits)
     lessons = [survey.study(body, digests) for body in bodies]
     samples = sorted({rank for lesson in lessons for rank in lesson.ask})
     leaves = [leaf for lesson in lessons for leaf in lesson.leaves]
@@ -193,25 +197,27 @@ class _Survey:
     gpus_per_node: int
     columns: list[tuple[Ints, int]]
     kinds: Ints
-    max_samples: int
+    limits: Limits
 
     @classmethod
-    def of(cls, book: GroupBook, gpus_per_node: int, max_samples: int) -> "_Survey":
+    def of(cls, book: GroupBook, gpus_per_node: int, limits: Limits) -> "_Survey":
         families = [family for family in book.families() if 1 < family.size < book.world_size]
         return cls(
             world_size=book.world_size,
             gpus_per_node=gpus_per_node,
             columns=[(_positions(family, book.world_size), family.size) for family in families],
             kinds=_group_sizes(book),
-            max_samples=max_samples,
+            limits=limits,
         )
 
     def study(self, body: _Body, digests: Mapping[int, str]) -> Lesson:
         """The leaves of a component, and the ranks to sample next."""
         positions = [(column[body.ranks], size) for column, size in self.columns]
         found = {digests[rank] for rank in body.captured}
-        may_ask = len(body.captured) < self.max_samples
+        may_ask = len(body.captured) < self.limits.max_samples
         facts = {"world_size": self.world_size, "gpus_per_node": self.gpus_per_node}
+        if len(found) > self.limits.max_kinds and len(body.captured) < len(body.ranks) <= self.limits.max_irregular:
+            return Lesson((), tuple(sorted(set(body.ranks.tolist()).difference(body.captured))))
         if len(found) > 1:
             return learn(Properties.of(body.ranks, positions=positions, **facts), digests, may_ask=may_ask)
         leaf = Leaf(body.ranks, next(iter(found)))
@@ -224,14 +230,14 @@ class _Survey:
 
     def is_unsure(self, body: _Body, digests: Mapping[int, str]) -> bool:
         """Whether its captured ranks differ and some were not captured because there may be no more samples."""
-        exhausted = self.max_samples <= len(body.captured) < len(body.ranks)
+        exhausted = self.limits.max_samples <= len(body.captured) < len(body.ranks)
         return exhausted and len({digests[rank] for rank in body.captured}) > 1
 
     def _other_kinds(self, body: _Body) -> list[int]:
         """A rank of each kind (by sizes of its groups) that no captured one is of."""
         kinds = self.kinds[body.ranks]
         unseen = sorted(set(kinds.tolist()) - {int(self.kinds[rank]) for rank in body.captured})
-        room = max(0, self.max_samples - len(body.captured))
+        room = max(0, self.limits.max_samples - len(body.captured))
         return [int(body.ranks[kinds == kind][-1]) for kind in unseen[:room]]
 
 
