@@ -1,0 +1,58 @@
+"""The core is built when it is needed, once, and what is missing is named."""
+
+from pathlib import Path
+
+import pytest
+
+from sandtable.errors import BuildError
+from sandtable.vgpu import build
+
+
+def test_a_built_core_is_found_again_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build.core_path()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.core_path() == built
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SANDTABLE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"C\+\+ compiler must be installed.*apt-get install g\+\+"):
+        build.core_path()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "cxx"
+    compiler.write_text("#!/bin/sh\necho 'recorder.h:1: error: no such luck' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("SANDTABLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError, match="no such luck"):
+        build.core_path()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_missing_headers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SANDTABLE_CACHE", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(BuildError, match=r"has no Python.h; apt-get install python3-dev"):
+        build.core_path()
+
+
+@pytest.mark.parametrize("version", ["2.12.1+cpu", "3.0.0"])
+def test_another_torch_is_refused_with_the_one_to_install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    with pytest.raises(BuildError, match=rf"torch must be 2\.13\.x, but {version.replace('+', '.')} is installed"):
+        build.core_path()
+
+
+def test_a_cuda_build_of_torch_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    monkeypatch.setattr(build, "torch_directory", lambda: str(tmp_path))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cu130")
+    with pytest.raises(BuildError, match=r"2\.13\.0\+cu130 is a CUDA build.*torch==2\.13\.0\+cpu"):
+        build.core_path()
