@@ -63,7 +63,7 @@ class Capture:
         """Make this process a rank: a node's worth of cards, the groups' wire, and the hooks that count steps."""
         core = preload.loaded_core()
         device = settings.device
-        core.configure(settings.gpus_per_node, device.memory_bytes, CONTEXT_BYTES, device.major, device.minor)
+        core.configure(settings.gpus_per_node, device.memory_bytes, CONTEXT_BYTES, device.major)
         core.set_library_prefixes(_library_prefixes())
         face_device.describe(device, count=settings.gpus_per_node)
         _forget_zygote()

@@ -20,7 +20,6 @@ c10::Stream pool_stream(int device, int priority);
 c10::Stream library_stream(int device, int number);
 
 at::Generator default_generator(int device);
-void set_default_seed(uint64_t seed);
 
 // Draws a seed for a small random operator that is really computed, and moves the card's generator on.
 uint64_t draw_seed(const at::Generator& generator);

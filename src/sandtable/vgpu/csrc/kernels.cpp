@@ -9,7 +9,6 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_embedding_bag_backward_native.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -25,8 +24,7 @@
 namespace sandtable {
 namespace {
 
-int capability_major = 8;
-int capability_minor = 0;
+int capability = 8; // the card's major compute capability
 
 int index_or_current(std::optional<at::Device> device) {
   return device && device->has_index() ? device->index() : current_device();
@@ -211,7 +209,7 @@ int64_t choose_attention(
     const at::Tensor& key,
     const at::Tensor& value,
     const std::optional<at::Tensor>& mask,
-    double dropout,
+    double,
     bool causal,
     std::optional<double>,
     bool grouped) {
@@ -222,26 +220,25 @@ int64_t choose_attention(
   bool same_head = head == key.size(-1) && head == value.size(-1);
   bool same_heads = dense && query.size(1) == key.size(1) && key.size(1) == value.size(1);
   bool square = dense && query.size(2) == key.size(2);
-  bool ampere = capability_major >= 8;
+  bool ampere = capability >= 8;
   auto flash = [&] {
     return context.userEnabledFlashSDP() && ampere && is_half(query) && dense && same_head && head <= 256 &&
         !has_mask && (same_heads || grouped) && (square || !causal);
   };
   auto cudnn = [&] {
-    return context.userEnabledCuDNNSDP() && capability_major >= 9 && is_half(query) && dense && head <= 128 &&
+    return context.userEnabledCuDNNSDP() && capability >= 9 && is_half(query) && dense && head <= 128 &&
         value.size(-1) <= 128 && head % 8 == 0 && value.size(-1) % 8 == 0 && (same_heads || grouped) &&
-        !(causal && has_mask) && query.size(2) > 1 && (capability_major == 9 || capability_major == 10) &&
+        !(causal && has_mask) && query.size(2) > 1 && (capability == 9 || capability == 10) &&
         (square || !causal);
   };
   auto efficient = [&] {
     int64_t alignment = is_half(query) ? 8 : 4;
-    return context.userEnabledMemEfficientSDP() && capability_major >= 5 && dense && same_heads &&
+    return context.userEnabledMemEfficientSDP() && capability >= 5 && dense && same_heads &&
         (query.scalar_type() == at::kFloat || query.scalar_type() == at::kHalf ||
          (ampere && query.scalar_type() == at::kBFloat16)) &&
         head == key.size(-1) && head % alignment == 0 && value.size(-1) % alignment == 0;
   };
-  (void)dropout;
-  if ((capability_major == 9 || capability_major == 10) && cudnn())
+  if ((capability == 9 || capability == 10) && cudnn())
     return static_cast<int64_t>(at::SDPBackend::cudnn_attention);
   if (flash())
     return static_cast<int64_t>(at::SDPBackend::flash_attention);
@@ -249,18 +246,6 @@ int64_t choose_attention(
     return static_cast<int64_t>(at::SDPBackend::efficient_attention);
   TORCH_CHECK(context.userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found.");
   return static_cast<int64_t>(at::SDPBackend::math);
-}
-
-int64_t fused_sdp_choice(
-    const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const std::optional<at::Tensor>& mask,
-    double dropout,
-    bool causal,
-    std::optional<double> scale,
-    bool grouped) {
-  return choose_attention(query, key, value, mask, dropout, causal, scale, grouped);
 }
 
 // ---- mixed precision: gradients of a rehearsal are taken to be finite ----
@@ -317,9 +302,8 @@ bool no_cudnn_ctc_tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&
 
 } // namespace
 
-void set_capability(int major, int minor) {
-  capability_major = major;
-  capability_minor = minor;
+void set_capability(int major) {
+  capability = major;
 }
 
 void register_kernels() {
@@ -346,7 +330,7 @@ void register_kernels() {
     aten->impl((std::string(library) + ".Tensor").c_str(), &no_cudnn_ctc_tensor);
   }
   aten->impl("_embedding_bag_backward", &at::native::_embedding_bag_backward_symint);
-  aten->impl("_fused_sdp_choice", &fused_sdp_choice);
+  aten->impl("_fused_sdp_choice", &choose_attention);
   aten->impl("_amp_foreach_non_finite_check_and_unscale_", &amp_unscale);
   aten->impl("_amp_update_scale_", &amp_update);
 }

@@ -265,8 +265,6 @@ void bind_options(Class& cls, const char* name) {
 
 void bind_groups(py::module_& m) {
   using intrusive = c10::intrusive_ptr<VirtualGroup>;
-  py::object backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
-  (void)backend;
   py::class_<VirtualGroup, c10d::Backend, intrusive> base(m, "VirtualGroup");
   base.def("comm_split_count", [](const VirtualGroup& self) { return self.split_count; })
       .def("perform_nocolor_split", [](VirtualGroup& self, const py::object&) { ++self.split_count; })
@@ -302,16 +300,15 @@ void bind_groups(py::module_& m) {
       .def_property_readonly("options", [](GlooGroup& self) {
         return c10::static_intrusive_pointer_cast<Options>(self.getBackendOptions());
       });
-  m.def("new_gloo_options", [] { return c10::make_intrusive<Options>("gloo"); });
 }
 
 } // namespace
 
 PYBIND11_MODULE(sandtable_core, m) {
-  m.def("configure", [](int num_devices, size_t capacity, size_t context, int major, int minor) {
+  m.def("configure", [](int num_devices, size_t capacity, size_t context, int capability) {
     set_device_count(num_devices);
     VirtualAllocator::get().configure(num_devices, capacity, context);
-    set_capability(major, minor);
+    set_capability(capability);
   });
   m.def("register_fork_handler", [] { torch::utils::register_fork_handler_for_device_init(at::kCUDA); });
   m.def("device_count", &device_count);

@@ -274,6 +274,32 @@ struct VirtualGroup::Call {
   int tag = 0;
   std::vector<int64_t> input_splits, output_splits;
   Tensors sent;       // what goes over the wire, when it is not `inputs`
+
+  at::Tensor first() const {
+    const Tensors& any = inputs.empty() ? outputs : inputs;
+    return any.empty() ? at::Tensor() : any.front();
+  }
+  bool has_splits() const { return !input_splits.empty() || !output_splits.empty(); }
+
+  // The size that every member must agree on: -1 where sizes may differ from rank to rank.
+  int64_t agreed_bytes() const {
+    bool uneven = has_splits() || (op == "all_to_all" && inputs.size() > 1);
+    if (op == "all_gather" && outputs.size() > 1)
+      for (const auto& output : outputs)
+        uneven |= output.numel() != inputs.front().numel();
+    if (uneven)
+      return -1;
+    return op == "recv" || op == "scatter" ? bytes_of(outputs) : bytes_of(inputs);
+  }
+};
+
+// What became of it.
+struct VirtualGroup::Issued {
+  CallKey key;
+  uint32_t row = 0;
+  bool on_card = true;
+  bool exchanges = false;
+  std::optional<c10::Stream> stream; // the library's, if it runs there
 };
 
 VirtualGroup::VirtualGroup(int rank, int size, c10::intrusive_ptr<Options> options)
@@ -325,11 +351,25 @@ WorkPtr VirtualGroup::endCoalescing() {
   return c10::make_intrusive<VirtualWork>(getRank(), std::move(rows), std::move(outputs), stream, -1);
 }
 
+// A call is checked, placed on a stream, written down, and then given the values that are small enough to exist.
 WorkPtr VirtualGroup::issue(Call call) {
-  const Tensors& any = call.inputs.empty() ? call.outputs : call.inputs;
-  at::Tensor first = any.empty() ? at::Tensor() : any.front();
-  bool on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
-  int device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
+  check(call);
+  Issued issued = record(call);
+  std::function<void()> later;
+  if (call.peer >= 0)
+    later = exchange_with_peer(call, issued);
+  else
+    exchange_with_all(call, issued);
+  auto work = c10::make_intrusive<VirtualWork>(
+      getRank(), std::vector<uint32_t>{issued.row}, call.outputs, issued.stream, call.peer);
+  work->later_ = std::move(later);
+  if (batch_ != 0)
+    batched_.push_back(work);
+  return work;
+}
+
+void VirtualGroup::check(const Call& call) const {
+  at::Tensor first = call.first();
   TORCH_CHECK(
       !first.defined() || first.is_cuda() || options_->backend != "nccl",
       "No backend type associated with device type cpu: NCCL moves CUDA tensors only, but ", call.op,
@@ -337,156 +377,140 @@ WorkPtr VirtualGroup::issue(Call call) {
   TORCH_CHECK(
       call.root < getSize() && call.peer < getSize(), call.op, ": the other side must be a rank of the group (0 to ",
       getSize() - 1, "), but got ", std::max(call.root, call.peer));
-  bool point_to_point = call.peer >= 0;
-  bool separate = on_card && (call.is_async || point_to_point || batch_ != 0);
-  std::optional<c10::Stream> stream;
-  uint16_t stream_id = static_cast<uint16_t>(on_card ? current_stream(device) : 0);
+}
+
+// NCCL runs asynchronous and point-to-point calls on a stream of its own, which first waits for the script's.
+VirtualGroup::Issued VirtualGroup::record(const Call& call) {
+  at::Tensor first = call.first();
+  Issued issued;
+  issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
+  int device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
+  uint16_t stream_id = static_cast<uint16_t>(issued.on_card ? current_stream(device) : 0);
   Place place = current_place();
   Recorder& recorder = Recorder::get();
-  if (separate) {
-    stream = library_stream(device, index_);
+  if (issued.on_card && (call.is_async || call.peer >= 0 || batch_ != 0)) {
+    issued.stream = library_stream(device, index_);
     uint32_t fence = next_fence++;
     recorder.add(Kind::kEventRecord, fence, stream_id, 0, place.phase, place.line);
-    stream_id = static_cast<uint16_t>(stream->id());
+    stream_id = static_cast<uint16_t>(issued.stream->id());
     recorder.add(Kind::kEventWait, fence, stream_id, 0, place.phase, place.line);
   }
+  bool point_to_point = call.peer >= 0;
+  CallKey& key = issued.key;
+  key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : "", call.agreed_bytes(), place.line, -1,
+         call.tag};
+  if (point_to_point)
+    key.peer = ranks_.empty() ? call.peer : static_cast<int>(ranks_[call.peer]);
+  std::lock_guard<std::mutex> lock(table_mutex);
+  key.seq = point_to_point ? peer_seq[{index_, call.peer, call.op == "send", call.tag}]++ : collective_seq[index_]++;
+  CallTable& table = call_table();
+  issued.row = static_cast<uint32_t>(table.op.size());
+  table.op.push_back(intern(table.ops, call.op));
+  table.group.push_back(static_cast<uint16_t>(index_));
+  table.seq.push_back(key.seq);
+  table.dtype.push_back(intern(table.dtypes, key.dtype));
+  table.bytes_in.push_back(bytes_of(call.inputs));
+  table.bytes_out.push_back(bytes_of(call.outputs));
+  table.peer.push_back(point_to_point ? (call.peer - getRank() + getSize()) % getSize() : call.root);
+  table.stream.push_back(stream_id);
+  table.line.push_back(place.line);
+  table.is_async.push_back(call.is_async);
+  table.batch.push_back(batch_);
+  table.reduce.push_back(call.reduce ? 1 + static_cast<uint8_t>(call.reduce->op_) : 0);
+  table.splits.push_back(call.has_splits() ? static_cast<uint32_t>(table.split_lists.size()) : 0);
+  if (call.has_splits())
+    table.split_lists.emplace_back(call.input_splits, call.output_splits);
+  recorder.add(Kind::kCollective, issued.row, stream_id, 0, place.phase, place.line);
+  // Whether values are exchanged must be decided alike on every rank, so by what all agree on.
+  issued.exchanges = wire().gather && (!issued.on_card || !first.defined() ||
+                                       key.num_bytes <= static_cast<int64_t>(shadow_limit(first.scalar_type())));
+  return issued;
+}
 
-  CallKey key{index_, 0, call.op, "", 0, place.line, -1, call.tag};
-  uint32_t row = 0;
-  {
-    std::lock_guard<std::mutex> lock(table_mutex);
-    CallTable& table = call_table();
-    key.seq = point_to_point ? peer_seq[{index_, call.peer, call.op == "send", call.tag}]++ : collective_seq[index_]++;
-    key.dtype = first.defined() ? dtype_name(first.scalar_type()) : "";
-    int64_t bytes_in = bytes_of(call.inputs);
-    int64_t bytes_out = bytes_of(call.outputs);
-    // What every member must agree on: -1 where sizes may differ from rank to rank.
-    bool uneven = !call.input_splits.empty() || !call.output_splits.empty();
-    if (call.op == "all_gather" && call.outputs.size() > 1)
-      for (const auto& output : call.outputs)
-        uneven |= output.numel() != call.inputs.front().numel();
-    if (call.op == "all_to_all" && call.inputs.size() > 1)
-      uneven = true;
-    key.num_bytes = uneven ? -1 : point_to_point ? std::max(bytes_in, bytes_out) : call.op == "scatter" ? bytes_out : bytes_in;
-    row = static_cast<uint32_t>(table.op.size());
-    table.op.push_back(intern(table.ops, call.op));
-    table.group.push_back(static_cast<uint16_t>(index_));
-    table.seq.push_back(key.seq);
-    table.dtype.push_back(intern(table.dtypes, key.dtype));
-    table.bytes_in.push_back(bytes_in);
-    table.bytes_out.push_back(bytes_out);
-    table.peer.push_back(point_to_point ? (call.peer - getRank() + getSize()) % getSize() : call.root);
-    table.stream.push_back(stream_id);
-    table.line.push_back(place.line);
-    table.is_async.push_back(call.is_async);
-    table.batch.push_back(batch_);
-    table.reduce.push_back(call.reduce ? 1 + static_cast<uint8_t>(call.reduce->op_) : 0);
-    uint32_t splits = 0;
-    if (!call.input_splits.empty() || !call.output_splits.empty()) {
-      splits = static_cast<uint32_t>(table.split_lists.size());
-      table.split_lists.emplace_back(call.input_splits, call.output_splits);
-    }
-    table.splits.push_back(splits);
-    recorder.add(Kind::kCollective, row, stream_id, 0, place.phase, place.line);
+// What is left to do when the work is waited for, if anything.
+std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, const Issued& issued) {
+  const CallKey& key = issued.key;
+  if (wire().announce_peer && announced_peers.insert({index_, key.peer}).second)
+    wire().announce_peer(index_, key.peer);
+  if (call.op == "send") {
+    if (issued.exchanges)
+      wire().send(key, pack(call.inputs));
+    return {};
   }
-
-  if (point_to_point) {
-    int global = ranks_.empty() ? call.peer : static_cast<int>(ranks_[call.peer]);
-    key.peer = global;
-    if (wire().announce_peer && announced_peers.insert({index_, global}).second)
-      wire().announce_peer(index_, global);
-  }
-  // The rule must hold alike on every rank, so it looks at sizes only.
-  bool exchange = wire().gather && (!on_card || !first.defined() ||
-                                     key.num_bytes <= static_cast<int64_t>(shadow_limit(first.scalar_type())));
-  if (!exchange && !point_to_point && wire().note)
-    wire().note(key);
-  const Tensors& sent = call.sent.empty() ? call.inputs : call.sent;
-  int64_t size = getSize();
-
-  std::function<void()> later;
-  if (point_to_point) {
-    if (call.op == "send") {
-      if (exchange)
-        wire().send(key, pack(sent));
-    } else {
-      auto receive = [key, outputs = call.outputs, exchange] { receive_into(key, outputs, exchange); };
-      if (batch_ != 0)
-        batched_receives_.push_back(receive);
-      else if (on_card)
-        receive();
-      else
-        later = receive; // gloo receives when it is waited for
-    }
-  } else {
-    std::vector<Payload> payloads;
-    bool complete = exchange;
-    if (exchange) {
-      // On a rooted collective only the root's value counts.
-      bool matters = call.op != "broadcast" && call.op != "scatter";
-      payloads = wire().gather(key, matters || getRank() == call.root ? pack(sent) : Payload(std::string()));
-      for (size_t i = 0; i < payloads.size(); ++i)
-        complete &= payloads[i].has_value() || (!matters && static_cast<int>(i) != call.root);
-      complete &= static_cast<int64_t>(payloads.size()) == size;
-    }
-    if (!complete) {
-      for (const auto& output : call.outputs)
-        if (!(call.op == "broadcast" && getRank() == call.root))
-          assign(output, std::nullopt);
-    } else if (call.op == "all_reduce" || (call.op == "reduce" && getRank() == call.root)) {
-      for (size_t i = 0; i < call.outputs.size(); ++i) {
-        std::vector<std::string_view> parts;
-        for (const auto& payload : payloads)
-          parts.push_back(unpack(*payload).at(i));
-        assign(call.outputs[i], reduced(parts, call.outputs[i], *call.reduce));
-      }
-    } else if (call.op == "broadcast") {
-      auto parts = unpack(*payloads[call.root]);
-      for (size_t i = 0; i < call.outputs.size() && getRank() != call.root; ++i)
-        assign(call.outputs[i], as_tensor(parts.at(i), call.outputs[i]));
-    } else if (call.op == "all_gather" || (call.op == "gather" && getRank() == call.root)) {
-      if (call.outputs.size() == 1 && size > 1 && call.outputs[0].numel() == size * call.inputs[0].numel()) {
-        std::string all;
-        for (const auto& payload : payloads)
-          all += unpack(*payload).at(0);
-        assign(call.outputs[0], as_tensor(all, call.outputs[0]));
-      } else {
-        for (size_t i = 0; i < call.outputs.size(); ++i)
-          assign(call.outputs[i], as_tensor(unpack(*payloads[i]).at(0), call.outputs[i]));
-      }
-    } else if (call.op == "scatter") {
-      auto parts = unpack(*payloads[call.root]);
-      assign(call.outputs[0], as_tensor(parts.at(getRank()), call.outputs[0]));
-    } else if (call.op == "reduce_scatter") {
-      std::vector<std::string_view> parts;
-      for (const auto& payload : payloads) {
-        auto chunks = unpack(*payload);
-        size_t bytes = call.outputs[0].nbytes();
-        parts.push_back(
-            chunks.size() == 1 ? chunks[0].substr(getRank() * bytes, bytes) : chunks.at(getRank()));
-      }
-      assign(call.outputs[0], reduced(parts, call.outputs[0], *call.reduce));
-    } else if (call.op == "all_to_all") {
-      std::vector<std::string_view> parts;
-      for (const auto& payload : payloads)
-        parts.push_back(unpack(*payload).at(getRank()));
-      if (static_cast<int64_t>(call.outputs.size()) == size) {
-        for (size_t i = 0; i < call.outputs.size(); ++i)
-          assign(call.outputs[i], as_tensor(parts[i], call.outputs[i]));
-      } else {
-        std::string all;
-        for (const auto& part : parts)
-          all += part;
-        assign(call.outputs[0], as_tensor(all, call.outputs[0]));
-      }
-    }
-  }
-  auto work = c10::make_intrusive<VirtualWork>(
-      getRank(), std::vector<uint32_t>{row}, call.outputs, stream, point_to_point ? call.peer : -1);
-  work->later_ = std::move(later);
+  auto receive = [key, outputs = call.outputs, exchanges = issued.exchanges] { receive_into(key, outputs, exchanges); };
+  if (batch_ == 0 && !issued.on_card)
+    return receive; // gloo receives when it is waited for
   if (batch_ != 0)
-    batched_.push_back(work);
-  return work;
+    batched_receives_.push_back(receive);
+  else
+    receive();
+  return {};
+}
+
+void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
+  std::vector<Payload> payloads;
+  bool complete = issued.exchanges;
+  if (issued.exchanges) {
+    // Of a broadcast or a scatter only the root's value counts.
+    bool all_count = call.op != "broadcast" && call.op != "scatter";
+    const Tensors& sent = call.sent.empty() ? call.inputs : call.sent;
+    payloads = wire().gather(issued.key, all_count || getRank() == call.root ? pack(sent) : Payload(std::string()));
+    for (size_t i = 0; i < payloads.size(); ++i)
+      complete &= payloads[i].has_value() || (!all_count && static_cast<int>(i) != call.root);
+    complete &= static_cast<int>(payloads.size()) == getSize();
+  } else if (wire().note) {
+    wire().note(issued.key);
+  }
+  if (complete)
+    distribute(call, payloads);
+  else if (!(call.op == "broadcast" && getRank() == call.root))
+    for (const auto& output : call.outputs)
+      assign(output, std::nullopt);
+}
+
+// The values of all members are here: each collective by its definition.
+void VirtualGroup::distribute(const Call& call, const std::vector<Payload>& payloads) const {
+  const Tensors& outputs = call.outputs;
+  bool is_root = getRank() == call.root;
+  std::vector<std::vector<std::string_view>> members;
+  for (const Payload& payload : payloads)
+    members.push_back(payload ? unpack(*payload) : std::vector<std::string_view>());
+  auto part_of_each = [&](size_t part) {
+    std::vector<std::string_view> parts;
+    for (const auto& member : members)
+      parts.push_back(member.at(part));
+    return parts;
+  };
+  // One output tensor takes the parts one behind the other, several take one each.
+  auto spread = [&](const std::vector<std::string_view>& parts) {
+    if (outputs.size() == parts.size()) {
+      for (size_t i = 0; i < outputs.size(); ++i)
+        assign(outputs[i], as_tensor(parts[i], outputs[i]));
+      return;
+    }
+    std::string all;
+    for (const auto& part : parts)
+      all += part;
+    assign(outputs.at(0), as_tensor(all, outputs[0]));
+  };
+  if (call.op == "all_reduce" || (call.op == "reduce" && is_root)) {
+    for (size_t i = 0; i < outputs.size(); ++i)
+      assign(outputs[i], reduced(part_of_each(i), outputs[i], *call.reduce));
+  } else if (call.op == "broadcast" && !is_root) {
+    spread(members.at(call.root));
+  } else if (call.op == "all_gather" || (call.op == "gather" && is_root)) {
+    spread(part_of_each(0));
+  } else if (call.op == "scatter") {
+    spread({members.at(call.root).at(getRank())});
+  } else if (call.op == "all_to_all") {
+    spread(part_of_each(getRank()));
+  } else if (call.op == "reduce_scatter") {
+    std::vector<std::string_view> mine;
+    size_t bytes = outputs.at(0).nbytes();
+    for (const auto& member : members)
+      mine.push_back(member.size() == 1 ? member[0].substr(getRank() * bytes, bytes) : member.at(getRank()));
+    assign(outputs[0], reduced(mine, outputs[0], *call.reduce));
+  }
 }
 
 WorkPtr VirtualGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

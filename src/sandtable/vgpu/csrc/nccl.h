@@ -113,7 +113,13 @@ class VirtualGroup : public c10d::Backend {
 
  private:
   struct Call;
+  struct Issued;
   WorkPtr issue(Call call);
+  void check(const Call& call) const;
+  Issued record(const Call& call);
+  std::function<void()> exchange_with_peer(const Call& call, const Issued& issued);
+  void exchange_with_all(const Call& call, const Issued& issued);
+  void distribute(const Call& call, const std::vector<Payload>& payloads) const;
 
   c10::intrusive_ptr<Options> options_;
   int index_;

@@ -15,7 +15,7 @@ void record_operator(uint32_t signature, int device);
 void register_operators(); // the boxed kernel
 void register_kernels();   // those that need their own
 void register_sparse();    // tensors in coordinate format
-void set_capability(int major, int minor);
+void set_capability(int major);
 // Called when the operator limit is reached; does not return.
 void set_limit_function(void (*function)());
 

@@ -6,7 +6,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
-#include <array>
 #include <bit>
 #include <mutex>
 #include <sstream>
@@ -22,11 +21,6 @@ constexpr int64_t kSmallForHost = 1 << 16;
 constexpr int64_t kMostForHost = 1 << 24;
 
 using Key = c10::SmallVector<int64_t, 192>;
-
-struct StoredKey {
-  std::vector<int64_t> words;
-  bool operator==(const StoredKey& other) const { return words == other.words; }
-};
 
 uint64_t hash_words(const int64_t* words, size_t count) {
   uint64_t hash = 0x9E3779B97F4A7C15ULL + count;
@@ -150,10 +144,6 @@ c10::IValue to_meta(const c10::IValue& value, bool any_device) {
 
 Geometry geometry_of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()};
-}
-
-bool same_geometry(const Geometry& a, const at::Tensor& b) {
-  return at::IntArrayRef(a.sizes) == b.sizes() && at::IntArrayRef(a.strides) == b.strides();
 }
 
 Output describe(const at::Tensor& tensor, int argument, bool written) {

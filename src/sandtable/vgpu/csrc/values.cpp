@@ -1,6 +1,5 @@
 #include "values.h"
 
-#include <ATen/ops/copy_native.h>
 #include <ATen/ops/fill.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
