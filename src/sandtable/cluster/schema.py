@@ -81,5 +81,5 @@ class MachineFile(_Facts):
 
     title: Text = Field(description='the machine\'s name for people, such as "NVIDIA DGX A100"')
     gpus_per_node: Count = Field(description="the number of devices torch counts in one node, such as 8")
-    num_nodes: Count = Field(default=1, description="the number of nodes when none is asked for, such as 4")
+    num_nodes: Count | None = Field(default=None, description="the number of nodes there are, such as 4")
     device: Text = Field(description='a device of the catalogue, such as "a100-sxm4-80gb", or a table [device]')

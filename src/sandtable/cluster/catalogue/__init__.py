@@ -20,7 +20,8 @@ __all__ = ["device_names", "load", "load_device", "names"]
 def load(name: str | Path, *, nodes: int | None = None) -> Cluster:
     """The cluster of `nodes` machines called `name` in the catalogue, or described by the file `name` (ends in .toml).
 
-    Without `nodes` it has as many as the file's `num_nodes` says: 1 unless a user's own file says otherwise.
+    A user's own file may say with `num_nodes` how many there are: as many without `nodes`, and never more. Machines of
+    the catalogue can be had in any number, 1 without `nodes`.
     """
     if str(name).endswith(".toml"):
         file: Path | Traversable = Path(name)
@@ -37,9 +38,14 @@ def load(name: str | Path, *, nodes: int | None = None) -> Cluster:
         device = _device(machine.device, check(inline, DeviceFile, file=file, within="device"))
     else:
         device = _named_device(machine.device, file)
-    num_nodes = machine.num_nodes if nodes is None else nodes
+    num_nodes = nodes if nodes is not None else machine.num_nodes or 1
     if num_nodes < 1:
         raise ClusterError(f"number of nodes ({num_nodes}) must be at least 1; try --nnodes 1")
+    if machine.num_nodes is not None and num_nodes > machine.num_nodes:
+        raise ClusterError(
+            f"number of nodes ({num_nodes}) must be at most the {machine.num_nodes} that {file} says there are; "
+            f"try --nnodes {machine.num_nodes}, or raise num_nodes in the file"
+        )
     node = Node(num_gpus=machine.gpus_per_node, device=device)
     return Cluster(name=name, title=machine.title, node=node, num_nodes=num_nodes)
 
