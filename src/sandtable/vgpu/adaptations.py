@@ -84,13 +84,17 @@ def _leave_large_host_weights(core: ModuleType) -> None:
     """
     import torch
 
+    said: list[bool] = []
+
     def leaving(fill: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fill)
         def fill_small(tensor: Any, *args: Any, **options: Any) -> Any:
             is_large = isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.nbytes > _LARGE_WEIGHT_BYTES
             if not is_large:
                 return fill(tensor, *args, **options)
-            core.note("host weights", "initial values of large weights on the host were left out: nothing reads them")
+            if not said:
+                said.append(True)
+                core.note("host weights", "initial values of large weights on the host were left out, here and later")
             return tensor
 
         return fill_small
