@@ -64,6 +64,7 @@ def run(
         int, typer.Option(min=1, help="stop a rank after this many operators without an optimizer step")
     ] = 1_000_000,
     module: Annotated[bool, typer.Option("--module", "-m", help="the script is a module's name")] = False,
+    # What follows are torchrun's options that mean nothing without a network: taken, and not looked at.
     standalone: Annotated[bool, typer.Option("--standalone", help="accepted, as torchrun does")] = False,
     rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", "--rdzv_backend", hidden=True)] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", hidden=True)] = None,
