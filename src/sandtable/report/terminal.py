@@ -105,12 +105,9 @@ def _print_syncs(summary: Summary, console: Console) -> None:
         return
     console.print("\n[dim]hosts wait for their device at[/dim]")
     for point in summary.sync_points[:_MAX_SYNCS]:
-        console.print(
-            f"  {_short(point.file)}:{point.line} ({point.function}): {point.kind.lower()}, {point.num_syncs} times on "
-            f"{_plural(point.num_ranks, 'rank', 'ranks')}",
-            highlight=False,
-            markup=False,
-        )
+        place = f"{_short(point.file)}:{point.line} ({point.function})"
+        often = f"{_plural(point.num_syncs, 'time', 'times')} on {_plural(point.num_ranks, 'rank', 'ranks')}"
+        console.print(f"  {place}: {point.kind.lower()}, {often}", highlight=False, markup=False)
 
 
 def _print_notes(summary: Summary, console: Console) -> None:
