@@ -21,6 +21,32 @@ def syncs(done: Rehearsal) -> list[SyncKind]:
     return [SyncKind(int(value)) for value in records.value[records.kind == Kind.HOST_SYNC]]
 
 
+# ---- weights and data on the host ----
+
+
+@on_gpu()
+def test_a_model_larger_than_the_host_is_built_there_without_taking_its_memory():
+    import resource
+
+    def most_used_bytes() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    before = most_used_bytes()
+    model = nn.Linear(1 << 15, 1 << 15, bias=False)  # 4 GiB
+    with torch.no_grad():
+        nn.Parameter(torch.empty(1 << 28)).normal_()  # 1 GiB
+    assert most_used_bytes() - before < 1 << 28
+    assert model.cuda().weight.device == CARD
+    assert torch.cuda.memory_allocated() == 4 << 30
+
+
+@on_gpu()
+def test_large_data_on_the_host_is_filled():
+    noise = torch.full((1 << 20,), -1.0).uniform_(2, 3)
+    assert 2 <= noise.min() < noise.max() <= 3
+    assert torch.empty(1 << 20).normal_(mean=100).mean() > 90
+
+
 # ---- pinned memory and copies ----
 
 

@@ -78,19 +78,20 @@ def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: 
 
 
 def _leave_large_host_weights(core: ModuleType) -> None:
-    """Do not fill large host tensors with initial values: their pages then never take memory.
+    """Do not fill large weights on the host with initial values: their pages then never take memory.
 
-    Scripts build the model on the host and move it to the card, where large values do not exist anyway.
+    Scripts build the model on the host and move it to the card, where large values do not exist anyway. Weights are
+    what `torch.nn.init` is given, and parameters; other tensors are data, and are filled whatever their size.
     """
     import torch
 
     said: list[bool] = []
 
-    def leaving(fill: Callable[..., Any]) -> Callable[..., Any]:
+    def leaving(fill: Callable[..., Any], kind: type[torch.Tensor]) -> Callable[..., Any]:
         @functools.wraps(fill)
         def fill_small(tensor: Any, *args: Any, **options: Any) -> Any:
-            is_large = isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.nbytes > _LARGE_WEIGHT_BYTES
-            if not is_large:
+            is_weight = isinstance(tensor, kind) and tensor.is_cpu
+            if not is_weight or tensor.nbytes <= _LARGE_WEIGHT_BYTES:
                 return fill(tensor, *args, **options)
             if not said:
                 said.append(True)
@@ -101,9 +102,9 @@ def _leave_large_host_weights(core: ModuleType) -> None:
 
     for name in torch.nn.init.__all__:
         if name.endswith("_"):
-            setattr(torch.nn.init, name, leaving(getattr(torch.nn.init, name)))
+            setattr(torch.nn.init, name, leaving(getattr(torch.nn.init, name), torch.Tensor))
     for name in ("normal_", "uniform_"):
-        setattr(torch.Tensor, name, leaving(getattr(torch.Tensor, name)))
+        setattr(torch.Tensor, name, leaving(getattr(torch.Tensor, name), torch.nn.Parameter))
 
 
 def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:

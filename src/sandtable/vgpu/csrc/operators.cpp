@@ -239,21 +239,21 @@ bool answer_by_value(const c10::OperatorHandle& op, const OperatorInfo& info, co
   return true;
 }
 
+bool is_mask(const std::optional<at::Tensor>& index) {
+  return index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
+}
+
 // x[mask] is x[mask.nonzero()]: the card finds the positions first, and so does the mock.
 void positions_of_masks(const OperatorInfo& info, Stack* stack) {
   c10::IValue& value = (*stack)[stack->size() - info.num_arguments + 1];
   if (!value.isOptionalTensorList())
     return;
   auto indices = value.toOptionalTensorVector();
-  bool has_mask = false;
-  for (const auto& index : indices)
-    has_mask |= index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
-  if (!has_mask)
+  if (std::none_of(indices.begin(), indices.end(), is_mask))
     return;
   c10::List<std::optional<at::Tensor>> expanded;
   for (const auto& index : indices) {
-    bool is_mask = index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
-    if (!is_mask) {
+    if (!is_mask(index)) {
       expanded.push_back(index);
       continue;
     }
@@ -279,7 +279,6 @@ void check_index(const OperatorInfo& info, const Stack& stack) {
       size - 1, ", but got ", largest < size ? smallest : largest);
 }
 
-// Random operators move the generator on, whether or not their values are computed.
 void check_generator(const OperatorInfo& info, const Stack& stack) {
   const c10::IValue& value = stack[stack.size() - info.num_arguments + info.generator];
   if (value.isGenerator() && value.toGenerator().defined())
@@ -341,8 +340,10 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     resize_in_place((*stack)[stack->size() - info.num_arguments + resize.argument].toTensor(), resize.geometry);
 
   Stack values;
-  bool computed = !info.is_view && inputs.all_known && (inputs.all_exact || !info.is_linalg) && outputs_are_small(plan, inputs.all_exact) &&
+  bool computable = !info.is_view && inputs.all_known && (inputs.all_exact || !info.is_linalg);
+  bool computed = computable && outputs_are_small(plan, inputs.all_exact) &&
       prepare_overwritten(info, *stack, inputs.all_exact) && compute(op, info, *stack, values);
+  // Random operators move the generator on, whether or not their values are computed.
   if (info.is_random && (!computed || info.generator < 0)) {
     c10::IValue generator;
     if (info.generator >= 0)
