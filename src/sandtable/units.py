@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "GB",
+    "GBIT_BYTES",
     "GIB",
     "KB",
     "KIB",
@@ -28,6 +29,7 @@ __all__ = [
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 TERA = 10**12
+GBIT_BYTES = 10**9 // 8
 NS_PER_US, NS_PER_MS, NS_PER_S = 10**3, 10**6, 10**9
 
 _MINUTE_S, _HOUR_S = 60, 3600

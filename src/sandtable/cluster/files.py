@@ -13,12 +13,14 @@ from pydantic_core import ErrorDetails
 
 from sandtable.errors import ClusterError
 
-__all__ = ["check", "did_you_mean", "read"]
+__all__ = ["File", "check", "did_you_mean", "read"]
+
+File = Path | Traversable
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read(file: Path | Traversable) -> dict[str, Any]:
+def read(file: File) -> dict[str, Any]:
     """The TOML document in `file`, not yet checked."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -31,7 +33,7 @@ def read(file: Path | Traversable) -> dict[str, Any]:
         raise ClusterError(f"{file}: the file must be valid TOML, but: {error}; {remedy}") from None
 
 
-def check(data: Mapping[str, Any], model: type[Model], *, file: Path | Traversable, within: str = "") -> Model:
+def check(data: Mapping[str, Any], model: type[Model], *, file: File, within: str = "") -> Model:
     """`data` as a `model`. `within` is the table that `data` was found in, for the key in the message."""
     try:
         return model.model_validate(data)
@@ -49,7 +51,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def _explain(details: ErrorDetails, model: type[BaseModel], within: str) -> str:
     """One broken rule: `gpus_per_node must be greater than or equal to 1, but got 0; it is the number of ...`."""
     path = [str(part) for part in details["loc"]]
+    if details["type"] == "rule":
+        path += [details["ctx"]["key"]] if details["ctx"]["key"] else []
     key = ".".join([within, *path] if within else path)
+    if details["type"] == "rule":
+        return f"{key} {details['msg']}"
     fields, field = _find(model, path)
     if details["type"] == "extra_forbidden":
         return f"{key} must be a known key{did_you_mean(path[-1], fields)}; known here: {', '.join(fields)}"
@@ -70,6 +76,8 @@ def _find(model: type[BaseModel], path: list[str]) -> tuple[dict[str, FieldInfo]
     """The fields beside the last key of `path`, and the field that key names, if it is one."""
     fields = model.model_fields
     for part in path[:-1]:
+        if part.isdigit():  # an entry of a list of tables
+            continue
         inner = _inner(fields[part]) if part in fields else None
         if inner is None:
             return fields, fields.get(part)
@@ -78,6 +86,10 @@ def _find(model: type[BaseModel], path: list[str]) -> tuple[dict[str, FieldInfo]
 
 
 def _inner(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that holds a table, optional or not."""
-    kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    """The model of a field that holds a table, optional or not, or a list of tables."""
+    kinds = [field.annotation]
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+        kinds.extend(getattr(kind, "__args__", ()))
+    return None

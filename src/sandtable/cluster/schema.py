@@ -1,4 +1,4 @@
-"""What a device file and a machine file may say. The field names are the TOML keys, so each carries its unit.
+"""What a device file may say. The field names are the TOML keys, so each carries its unit.
 
 Every table of numbers names its `source` and its `status`: `measured` (read off a real device) or `nominal` (published
 by the vendor, or worked out from such a number).
@@ -6,25 +6,13 @@ by the vendor, or worked out from such a number).
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-__all__ = ["DeviceFile", "MachineFile"]
+from sandtable.cluster.tables import Count, Rate, Speed, Text
+from sandtable.cluster.tables import Facts as _Facts
+from sandtable.cluster.tables import Table as _Table
 
-Count = Annotated[int, Field(ge=1)]
-Speed = Annotated[float, Field(gt=0)]
-Text = Annotated[str, Field(min_length=1)]
-Rate = Annotated[float, Field(ge=0)]
-
-
-class _Table(BaseModel):
-    """Strict: an unknown key is an error, and "8" is not 8."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Facts(_Table):
-    source: Text = Field(description="where the numbers of this table come from, such as a data sheet's title")
-    status: Literal["measured", "nominal"] = Field(description='"measured" or "nominal"')
+__all__ = ["DeviceFile", "Peak"]
 
 
 class Properties(_Facts):
@@ -67,19 +55,10 @@ class DeviceFile(_Table):
     """`catalogue/devices/<id>.toml`, or the `[device]` table of a machine file."""
 
     name: Text = Field(description='what torch calls the device, such as "NVIDIA A100-SXM4-80GB"')
-    vendor: Literal["nvidia", "amd"] = Field(description='"nvidia" or "amd"')
+    vendor: Literal["nvidia", "amd", "cpu"] = Field(description='"nvidia", "amd" or "cpu"')
     properties: Properties = Field(description="the table [properties]")
     memory: Memory = Field(description="the table [memory]")
     bandwidth: Bandwidth = Field(description="the table [bandwidth]")
     matmul: Peak = Field(description="the table [matmul]: peaks of the matrix units")
     vector: Peak = Field(description="the table [vector]: peaks of the ordinary lanes")
     measured_matmul: Peak | None = Field(default=None, description="the table [measured_matmul]: best measured product")
-
-
-class MachineFile(_Facts):
-    """`catalogue/machines/<name>.toml`, or a user's own file. A `[device]` table is read as a DeviceFile by itself."""
-
-    title: Text = Field(description='the machine\'s name for people, such as "NVIDIA DGX A100"')
-    gpus_per_node: Count = Field(description="the number of devices torch counts in one node, such as 8")
-    num_nodes: Count | None = Field(default=None, description="the number of nodes there are, such as 4")
-    device: Text = Field(description='a device of the catalogue, such as "a100-sxm4-80gb", or a table [device]')

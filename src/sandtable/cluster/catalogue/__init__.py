@@ -1,53 +1,46 @@
-"""The catalogue: `devices/<id>.toml` and `machines/<name>.toml`, and the way from such a file to a Cluster.
+"""The catalogue: `devices/`, `machines/` and `networks/<name>.toml`, and the way from such a file to a Cluster.
 
 One file an entry, so that adding a machine is adding a file. The files are package data; nothing is read on import.
 """
 
+from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
-from sandtable.cluster.cluster import Cluster, Node
+from sandtable.cluster.assembly import assemble, take
+from sandtable.cluster.building import build_fabric, build_nics, build_node, fitting
+from sandtable.cluster.cluster import Cluster, NodeGroup
 from sandtable.cluster.device import Device, Rates
-from sandtable.cluster.files import check, did_you_mean, read
-from sandtable.cluster.schema import DeviceFile, MachineFile, Peak
+from sandtable.cluster.files import File, check, did_you_mean, read
+from sandtable.cluster.machine_schema import GroupedFile, GroupTable, MachineFile, NetworkFile, NodeFile
+from sandtable.cluster.node import NodeKind
+from sandtable.cluster.schema import DeviceFile, Peak
 from sandtable.errors import ClusterError
 from sandtable.units import GB, TERA
 
-__all__ = ["device_names", "load", "load_device", "names"]
+__all__ = ["device_names", "load", "load_device", "names", "network_names"]
 
 
 def load(name: str | Path, *, nodes: int | None = None) -> Cluster:
     """The cluster of `nodes` machines called `name` in the catalogue, or described by the file `name` (ends in .toml).
 
-    A user's own file may say with `num_nodes` how many there are: as many without `nodes`, and never more. Machines of
-    the catalogue can be had in any number, 1 without `nodes`.
+    `rtx4090+25gbe` is the machine `rtx4090` with the network `25gbe` in place of its own. A file may say how many nodes
+    there are: as many without `nodes`, and never more. Others can be had in any number, 1 without `nodes`.
     """
-    if str(name).endswith(".toml"):
-        file: Path | Traversable = Path(name)
-        name = Path(name).stem
-    else:
-        name = str(name)
-        file = _entry("machines", name, what="cluster", hint="or give the path of a .toml file")
+    base, _, network = (str(name), "", "") if str(name).endswith(".toml") else str(name).partition("+")
+    file = _machine_file(base)
     data = read(file)
-    inline = data.get("device")
-    if isinstance(inline, dict):
-        data["device"] = f"{name}.device"
-    machine = check(data, MachineFile, file=file)
-    if isinstance(inline, dict):
-        device = _device(machine.device, check(inline, DeviceFile, file=file, within="device"))
+    if "groups" in data:
+        if network:
+            raise ClusterError(
+                f"{file}: groups must be left out for '{name}', but are given; say in each group's machine"
+            )
+        cluster = _unequal(_stem(name), data, file)
     else:
-        device = _named_device(machine.device, file)
-    num_nodes = nodes if nodes is not None else machine.num_nodes or 1
-    if num_nodes < 1:
-        raise ClusterError(f"number of nodes ({num_nodes}) must be at least 1; try --nnodes 1")
-    if machine.num_nodes is not None and num_nodes > machine.num_nodes:
-        raise ClusterError(
-            f"number of nodes ({num_nodes}) must be at most the {machine.num_nodes} that {file} says there are; "
-            f"try --nnodes {machine.num_nodes}, or raise num_nodes in the file"
-        )
-    node = Node(num_gpus=machine.gpus_per_node, device=device)
-    return Cluster(name=name, title=machine.title, node=node, num_nodes=num_nodes)
+        cluster = _equal(_stem(name), data, file, network=network, nodes=nodes)
+    return take(cluster, nodes, file=file) if nodes is not None else cluster
 
 
 def load_device(name: str) -> Device:
@@ -57,8 +50,13 @@ def load_device(name: str) -> Device:
 
 
 def names() -> tuple[str, ...]:
-    """The clusters that `load` knows by name, in alphabetical order."""
+    """The machines that `load` knows by name, in alphabetical order."""
     return _list("machines")
+
+
+def network_names() -> tuple[str, ...]:
+    """The networks that can follow a machine's name after `+`, in alphabetical order."""
+    return _list("networks")
 
 
 def device_names() -> tuple[str, ...]:
@@ -79,11 +77,95 @@ def _entry(shelf: str, name: str, *, what: str, hint: str) -> Traversable:
     return files(__name__) / shelf / f"{name}.toml"
 
 
-def _named_device(name: str, file: Path | Traversable) -> Device:
+def _machine_file(name: str, *, beside: Path | Traversable | None = None) -> Path | Traversable:
+    """The file of a machine by name, or by path, from the directory of the file `beside` that names it."""
+    if name.endswith(".toml"):
+        return beside.parent / name if isinstance(beside, Path) else Path(name)
+    return _entry("machines", name, what="cluster", hint="or give the path of a .toml file")
+
+
+def _stem(name: str | Path) -> str:
+    return Path(name).stem if str(name).endswith(".toml") else str(name).replace(".toml+", "+").rpartition("/")[2]
+
+
+def _equal(name: str, data: dict[str, Any], file: File, *, network: str, nodes: int | None) -> Cluster:
+    inline = data.get("device")
+    machine = check(_without_table(data, "device", name), MachineFile, file=file)
+    device = _device_of(machine.device, inline, file)
+    other = _network(network) if network else None
+    fabric = build_fabric(other.fabric if other else machine.fabric)
+    title = f"{machine.title}, {other.title}" if other else machine.title
+    kind = build_node(name, machine, device, nics=fitting(other.nics, machine.gpus_per_node) if other else None)
+    sited = sum(site.num_nodes for site in fabric.sites)
+    num_nodes = machine.num_nodes or sited or max(nodes or 1, 1)
+    return assemble(
+        Cluster(
+            name=name,
+            title=title,
+            groups=(NodeGroup(kind=kind, num_nodes=num_nodes),),
+            fabric=fabric,
+            placement=machine.placement,
+        ),
+        file=file,
+    )
+
+
+def _unequal(name: str, data: dict[str, Any], file: File) -> Cluster:
+    tables = data["groups"] if isinstance(data["groups"], list) else []
+    inline = [table.get("machine") if isinstance(table, dict) else None for table in tables]
+    if tables:
+        plain = [
+            _without_table(table, "machine", f"{name}.{index}") if isinstance(table, dict) else table
+            for index, table in enumerate(tables)
+        ]
+        data = {**data, "groups": plain}
+    checked = check(data, GroupedFile, file=file)
+    groups = []
+    for index, (table, machine) in enumerate(zip(checked.groups, inline, strict=True)):
+        within = f"groups.{index}"
+        kind = _group_kind(table, machine, file, within=within)
+        groups.append(NodeGroup(kind=kind, num_nodes=table.num_nodes))
+    fabric = build_fabric(checked.fabric)
+    made = Cluster(name=name, title=checked.title, groups=tuple(groups), fabric=fabric, placement=checked.placement)
+    return assemble(made, file=file)
+
+
+def _group_kind(table: GroupTable, inline: object, file: File, *, within: str) -> NodeKind:
+    """The kind of node of one group: described in place, or by the name of a machine."""
+    if isinstance(inline, dict):
+        key = f"{within}.machine"
+        machine = check(_without_table(inline, "device", table.machine), NodeFile, file=file, within=key)
+        device = _device_of(machine.device, inline.get("device"), file, within=f"{key}.device")
+        return build_node(table.machine, machine, device, nics=table.nics)
+    try:
+        base, _, network = (table.machine, "", "") if table.machine.endswith(".toml") else table.machine.partition("+")
+        source = _machine_file(base, beside=file if isinstance(file, Path) else None)
+        data = read(source)
+        if "groups" in data:
+            raise ClusterError(f"'{table.machine}' must be one kind of node, but has groups itself; name its machines")
+        kind = _equal(_stem(table.machine), data, source, network=network, nodes=1).groups[0].kind
+    except ClusterError as error:
+        raise ClusterError(f"{file}: {within}.machine: {error}") from None
+    return replace(kind, nics=build_nics(table.nics, num_gpus=kind.num_gpus)) if table.nics else kind
+
+
+def _network(name: str) -> NetworkFile:
+    file = _entry("networks", name, what="network", hint="or describe it in a table [nics] of a machine file")
+    return check(read(file), NetworkFile, file=file)
+
+
+def _without_table(data: dict[str, Any], key: str, name: str) -> dict[str, Any]:
+    """`data` with the table at `key`, which is checked by itself, replaced by a name for what it describes."""
+    return {**data, key: f"{name}.{key}"} if isinstance(data.get(key), dict) else data
+
+
+def _device_of(name: str, inline: object, file: File, *, within: str = "device") -> Device:
+    if isinstance(inline, dict):
+        return _device(name, check(inline, DeviceFile, file=file, within=within))
     try:
         return load_device(name)
     except ClusterError as error:
-        raise ClusterError(f"{file}: device: {error}") from None
+        raise ClusterError(f"{file}: {within}: {error}") from None
 
 
 def _device(name: str, file: DeviceFile) -> Device:

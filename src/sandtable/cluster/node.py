@@ -1,0 +1,96 @@
+"""One kind of node: its devices, the links between them, and its way to the network.
+
+Picture a workshop: the GPUs are benches that hand work to each other (scale-up: NVLink, or failing that PCIe and host
+memory), and every bench has a door to the street (its network adapter), alone or shared with the next bench.
+"""
+
+from dataclasses import dataclass
+
+from sandtable.cluster.device import Device
+
+__all__ = ["Host", "Nics", "NodeKind", "Origin", "Price", "ScaleUp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a table's numbers come from; `status` is measured, fitted or nominal."""
+
+    source: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleUp:
+    """The link between GPUs of a node: `bandwidth_bytes_per_s` is nominal, of one GPU's port, in each direction.
+
+    `kind` is nvswitch, nvlink (a mesh, also AMD's xGMI), pcie or host (GPUs without peer access copy through memory).
+    `efficiency` is the share of the nominal bandwidth that large transfers reach, `latency_ns` from GPU to GPU.
+    """
+
+    kind: str
+    bandwidth_bytes_per_s: float
+    latency_ns: int
+    efficiency: float
+    nvls: bool
+    origin: Origin
+
+    @property
+    def has_nvlink(self) -> bool:
+        return self.kind in ("nvswitch", "nvlink")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The processor side: PCIe between a GPU and host memory, and what the root carries in all.
+
+    `root_bytes_per_s` matters only where GPUs have no NVLink: then everything they send passes through it. `num_cores`
+    is 0 where it is not known.
+    """
+
+    pcie_bytes_per_s: float
+    root_bytes_per_s: float
+    efficiency: float
+    num_cores: int
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nics:
+    """The network adapters: `bandwidth_bytes_per_s` is nominal, of one adapter, in each direction.
+
+    `of_gpu[g]` is the adapter that GPU g uses. `latency_ns` is one way, adapter to adapter, through one switch.
+    """
+
+    count: int
+    bandwidth_bytes_per_s: float
+    latency_ns: int
+    efficiency: float
+    transport: str
+    of_gpu: tuple[int, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    usd_per_node_hour: float
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind:
+    """One kind of machine: `num_gpus` equal devices. A device is what torch counts: a MI250X card is two of them."""
+
+    name: str
+    title: str
+    num_gpus: int
+    device: Device
+    scale_up: ScaleUp
+    host: Host
+    nics: Nics
+    price: Price | None
+    origin: Origin
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """What one node costs an hour, where known."""
+        return self.price.usd_per_node_hour if self.price else None
