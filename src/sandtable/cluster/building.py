@@ -89,6 +89,7 @@ def _scale_up(table: ScaleUpTable) -> ScaleUp:
         latency_ns=round(table.latency_us * NS_PER_US),
         efficiency=table.efficiency,
         nvls=table.nvls,
+        mesh=tuple(tuple(row) for row in table.mesh or ()),
         origin=_origin(table),
     )
 

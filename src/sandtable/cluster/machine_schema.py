@@ -54,6 +54,27 @@ class ScaleUpTable(Facts):
     latency_us: Rate = Field(description="microseconds from one GPU of the node to another, such as 1.5")
     efficiency: Share = Field(default=0.8, description="the share of gb_per_s that large transfers reach, such as 0.8")
     nvls: bool = Field(default=False, description="whether the NVSwitch can reduce and multicast (NVLink SHARP)")
+    mesh: list[list[Index]] | None = Field(
+        default=None, description='the number of links between each two GPUs, a row a GPU, for kind = "nvlink"'
+    )
+
+    @model_validator(mode="after")
+    def _mesh_goes_both_ways(self) -> Self:
+        mesh = self.mesh or []
+        if mesh and self.kind != "nvlink":
+            raise broken("mesh", 'left out unless kind is "nvlink"', "a table", "leave it out, or correct kind")
+        for gpu, row in enumerate(mesh):
+            if len(row) != len(mesh):
+                raise broken(f"mesh.{gpu}", f"as long as there are rows ({len(mesh)})", row, "give a number a GPU")
+            for other, links in enumerate(row):
+                if links != mesh[other][gpu] or (gpu == other and links):
+                    remedy = "links go both ways, and none leads from a GPU to itself"
+                    raise broken(
+                        f"mesh.{gpu}.{other}", f"equal to mesh.{other}.{gpu} and 0 within a GPU", links, remedy
+                    )
+            if not any(row) and len(mesh) > 1:
+                raise broken(f"mesh.{gpu}", "more than zeros", row, "a GPU without links is not part of a mesh")
+        return self
 
     @model_validator(mode="after")
     def _only_switches_reduce(self) -> Self:
@@ -194,9 +215,16 @@ class NodeFile(Facts):
 
     @model_validator(mode="after")
     def _adapters_serve_the_gpus(self) -> Self:
-        if self.nics is None:
-            return self
-        check_adapters(self.nics, self.gpus_per_node)
+        if self.nics is not None:
+            check_adapters(self.nics, self.gpus_per_node)
+        return self
+
+    @model_validator(mode="after")
+    def _mesh_has_the_gpus(self) -> Self:
+        mesh = self.scale_up.mesh if self.scale_up else None
+        if mesh is not None and len(mesh) != self.gpus_per_node:
+            rule = f"as many rows as gpus_per_node ({self.gpus_per_node})"
+            raise broken("scale_up.mesh", rule, len(mesh), "give a row for each GPU")
         return self
 
 

@@ -4,6 +4,7 @@ Picture a workshop: the GPUs are benches that hand work to each other (scale-up:
 memory), and every bench has a door to the street (its network adapter), alone or shared with the next bench.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandtable.cluster.device import Device
@@ -24,7 +25,8 @@ class ScaleUp:
     """The link between GPUs of a node: `bandwidth_bytes_per_s` is nominal, of one GPU's port, in each direction.
 
     `kind` is nvswitch, nvlink (a mesh, also AMD's xGMI), pcie or host (GPUs without peer access copy through memory).
-    `efficiency` is the share of the nominal bandwidth that large transfers reach, `latency_ns` from GPU to GPU.
+    `efficiency` is the share of the nominal bandwidth that large transfers reach, `latency_ns` from GPU to GPU. `mesh`
+    has the number of links between each two GPUs where they are not all alike.
     """
 
     kind: str
@@ -32,6 +34,7 @@ class ScaleUp:
     latency_ns: int
     efficiency: float
     nvls: bool
+    mesh: tuple[tuple[int, ...], ...]
     origin: Origin
 
     @property
@@ -89,6 +92,21 @@ class NodeKind:
     nics: Nics
     price: Price | None
     origin: Origin
+
+    def scale_up_share(self, gpus: Sequence[int]) -> float:
+        """The share of its port that each of `gpus` can use when they talk among themselves only: 1 behind a switch.
+
+        In a mesh, links to GPUs outside lie idle: two neighbours in a DGX-1 have 1 or 2 of their 6 links. Rings run in
+        both directions, so an odd link is left over. GPUs without a direct link go over PCIe.
+        """
+        mesh, chosen = self.scale_up.mesh, sorted(set(gpus))
+        if not mesh or len(chosen) in (1, self.num_gpus):
+            return 1.0
+        links = min(sum(mesh[gpu][other] for other in chosen) for gpu in chosen)
+        paired = links if len(chosen) == 2 else links - links % 2
+        pcie = self.host.pcie_bytes_per_s * self.host.efficiency
+        port = self.scale_up.bandwidth_bytes_per_s * self.scale_up.efficiency
+        return min(1.0, max(paired / max(sum(row) for row in mesh), pcie / port))
 
     @property
     def usd_per_hour(self) -> float | None:
