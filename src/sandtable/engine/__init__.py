@@ -1,0 +1,1 @@
+"""The engine: how long the recorded work takes on a cluster."""
