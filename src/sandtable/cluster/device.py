@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from sandtable.cluster.efficiency import Efficiency
+
 __all__ = ["Device", "Rates"]
 
 
@@ -24,6 +26,7 @@ class Device:
     `memory_bytes` is torch's `total_memory`: less than the number on the box, since driver and ECC keep a part.
     `memory_is_measured` says whether a real device reported it. `matmul` is the peak of the matrix units (tensor
     cores), `vector` that of the ordinary lanes, `measured_matmul` the fastest matrix product somebody measured.
+    `efficiency` says how much of these peaks real kernels reach.
     """
 
     id: str
@@ -45,6 +48,7 @@ class Device:
     matmul: Rates
     vector: Rates
     measured_matmul: Rates
+    efficiency: Efficiency
 
     @property
     def major(self) -> int:

@@ -8,6 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sandtable.cluster.efficiency_schema import (
+    AttentionTable,
+    ConvolutionTable,
+    GemmTable,
+    HostTable,
+    StreamingTable,
+)
 from sandtable.cluster.tables import Count, Rate, Speed, Text
 from sandtable.cluster.tables import Facts as _Facts
 from sandtable.cluster.tables import Table as _Table
@@ -62,3 +69,10 @@ class DeviceFile(_Table):
     matmul: Peak = Field(description="the table [matmul]: peaks of the matrix units")
     vector: Peak = Field(description="the table [vector]: peaks of the ordinary lanes")
     measured_matmul: Peak | None = Field(default=None, description="the table [measured_matmul]: best measured product")
+    generation: Text | None = Field(default=None, description='the chips whose tables it shares, such as "ampere"')
+    gemm: GemmTable | None = Field(default=None, description="the table [gemm], in the place of the generation's")
+    attention: AttentionTable | None = Field(default=None, description="the table [attention], as [gemm]")
+    convolution: ConvolutionTable | None = Field(default=None, description="the table [convolution], as [gemm]")
+    streaming: StreamingTable | None = Field(default=None, description="the table [streaming], as [gemm]")
+    host: HostTable | None = Field(default=None, description="the table [host], as [gemm]")
+

@@ -14,6 +14,7 @@ from sandtable.cluster.building import build_fabric, build_nics, build_node, fit
 from sandtable.cluster.cluster import Cluster, NodeGroup
 from sandtable.cluster.device import Device, Rates
 from sandtable.cluster.files import File, check, did_you_mean, read
+from sandtable.cluster.generations import efficiency_of
 from sandtable.cluster.machine_schema import GroupedFile, GroupTable, MachineFile, NetworkFile, NodeFile
 from sandtable.cluster.node import NodeKind
 from sandtable.cluster.schema import DeviceFile, Peak
@@ -190,6 +191,7 @@ def _device(name: str, file: DeviceFile) -> Device:
         matmul=_rates(file.matmul),
         vector=_rates(file.vector),
         measured_matmul=_rates(file.measured_matmul),
+        efficiency=efficiency_of(file),
     )
 
 

@@ -1,5 +1,15 @@
-"""What one operator costs on one device, and what issuing it costs the host."""
+"""What one operator costs on one device, and what issuing it costs the host.
 
+    model = CostModel(load_device("a100-sxm4-80gb"))
+    model.cost(signature)                       # Cost(work_ns, family, basis, flops, bytes)
+    model.host_ns(signature, Phase.FORWARD)
+
+One file a family of operators; `streaming.py` is for those limited by memory, `tiles.py` is what products and
+convolutions share, and `measured.py` holds times that outrank all formulas.
+"""
+
+from sandtable.engine.compute.family import Basis, Cost
 from sandtable.engine.compute.measured import MeasuredRow, MeasuredTable
+from sandtable.engine.compute.model import CostModel
 
-__all__ = ["MeasuredRow", "MeasuredTable"]
+__all__ = ["Basis", "Cost", "CostModel", "MeasuredRow", "MeasuredTable"]

@@ -1,0 +1,76 @@
+"""The cost model of one device: from an operator's signature to nanoseconds, on the device and on the host."""
+
+from sandtable.cluster.device import Device
+from sandtable.engine.compute.attention import Attention
+from sandtable.engine.compute.convolution import Convolution
+from sandtable.engine.compute.family import Cost, Family
+from sandtable.engine.compute.gemm import Gemm
+from sandtable.engine.compute.indexing import Indexing
+from sandtable.engine.compute.lists import Lists, is_list_operator
+from sandtable.engine.compute.measured import MeasuredTable
+from sandtable.engine.compute.other import Free, Recurrent, Transfer, Unknown
+from sandtable.engine.compute.streaming import Copy, Elementwise, Normalisation, Reduction
+from sandtable.trace.flops import flops
+from sandtable.trace.kinds import Phase
+from sandtable.trace.signature import Signature
+
+__all__ = ["CostModel"]
+
+
+class CostModel:
+    """What operators cost on `device`; times of `table` outrank the formulas.
+
+    `host_link_bytes_per_s` is the rate between host and device memory; without it, that of the device's generation.
+    """
+
+    def __init__(
+        self, device: Device, table: MeasuredTable | None = None, *, host_link_bytes_per_s: float | None = None
+    ) -> None:
+        host = device.efficiency.host
+        self.device = device
+        self.table = table or MeasuredTable()
+        self.call_host_ns: float = host.collective_ns
+        self.launch_latency_ns: float = host.launch_latency_ns
+        self.is_synchronous: bool = device.vendor == "cpu"
+        self._lists = Lists(device)
+        self._unknown = Unknown(device)
+        link = host_link_bytes_per_s or host.link_bytes_per_s
+        families = (
+            *(kind(device) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation, Reduction)),
+            *(kind(device) for kind in (Copy, Indexing, Recurrent, Free)),
+            Transfer(device, link_bytes_per_s=link),
+        )
+        self._by_operator: dict[str, Family] = {name: family for family in families for name in family.operators}
+
+    def cost(self, signature: Signature) -> Cost:
+        """What one launch costs the device when it has it to itself."""
+        family = self.family_of(signature)
+        measured_ns = self.table.find(signature)
+        if measured_ns is None and family.follows_bytes:
+            measured_ns = self.table.interpolate(signature)
+        return Cost(
+            work_ns=family.work_ns(signature) if measured_ns is None else measured_ns,
+            family=family.name,
+            basis=family.basis(signature) if measured_ns is None else "measured",
+            flops=flops(signature),
+            bytes=family.traffic_bytes(signature),
+        )
+
+    def host_ns(self, signature: Signature, phase: Phase) -> float:
+        """What issuing it costs the host, with the Python and the views that stand around it."""
+        host = self.device.efficiency.host
+        if not signature.op.startswith(("aten::", "copy::")):
+            return host.custom_ns
+        per_operator = {Phase.BACKWARD: host.backward_ns, Phase.OPTIMIZER: host.optimizer_ns}.get(
+            phase, host.forward_ns
+        )
+        if is_list_operator(signature.name):
+            return per_operator + host.tensor_ns * len(signature.inputs)
+        return per_operator
+
+    def family_of(self, signature: Signature) -> Family:
+        """The family that costs this operator."""
+        name = signature.name
+        if is_list_operator(name):
+            return self._lists
+        return self._by_operator.get(name) or self._by_operator.get(name.removesuffix("_")) or self._unknown

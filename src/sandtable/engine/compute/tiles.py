@@ -1,0 +1,82 @@
+"""Tiles: how long a matrix product takes when its output is cut into tiles and dealt to the multiprocessors.
+
+Picture a floor laid by as many workers as there are multiprocessors, each laying one tile at a time. All tiles are
+equal, so the floor takes `waves` = ceil(tiles / workers) turns: a last turn in which only a few have work costs as
+much as a full one. A tile at the border is laid whole and cut. Fetching the first material and clearing up takes a
+worker the same time however thick the tile is (k), so thin tiles pay more. Where there are fewer tiles than workers,
+several may share one by splitting k, and add up their parts afterwards. Libraries hold kernels for several tile sizes
+and pick one that suits: the best of a few here.
+
+    waves = ceil(batch · ceil(m / tile_m) · ceil(n / tile_n) · splits / num_sms)
+    time  = waves · (2 · tile_m · tile_n · k / splits / (rate / num_sms · quality) + tile_ns)
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+__all__ = ["Product", "Workshop", "tiled_ns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """`batch` products of an (m, k) and a (k, n) matrix."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """Who does the work: `rate` is what all `num_sms` reach together in the inner loop of the best tile."""
+
+    num_sms: int
+    rate: float
+    on_matrix_units: bool
+    tile_ns: float
+    kernel_ns: float
+    bytes_per_ns: float
+
+
+_MATRIX_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.82), (64, 128, 0.82), (64, 64, 0.68))
+_VECTOR_TILES = ((128, 128, 1.0), (128, 64, 0.95), (64, 128, 0.95), (64, 64, 0.87), (32, 32, 0.6))
+"""Rows, columns, and the share of the best tile's speed: small tiles fetch more for each number they compute."""
+
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_SMALLEST_SPLIT_K = 256
+_K_STEP = 32
+
+
+def tiled_ns(product: Product, workshop: Workshop) -> float:
+    """The time of the best tile and split."""
+    if not product.flops:
+        return 0.0
+    tiles = _MATRIX_TILES if workshop.on_matrix_units else _VECTOR_TILES
+    return min(
+        _one_ns(product, workshop, tile, splits)
+        for tile in tiles
+        for splits in _SPLITS
+        if splits == 1 or product.k >= splits * _SMALLEST_SPLIT_K
+    )
+
+
+def _one_ns(product: Product, workshop: Workshop, tile: tuple[int, int, float], splits: int) -> float:
+    rows, columns, quality = tile
+    num_tiles = product.batch * ceil(product.m / rows) * ceil(product.n / columns)
+    waves = ceil(num_tiles * splits / workshop.num_sms)
+    k = ceil(product.k / splits / _K_STEP) * _K_STEP
+    loop_ns = 2 * rows * columns * k * 1e9 * workshop.num_sms / (workshop.rate * quality)
+    return waves * (loop_ns + workshop.tile_ns) + _adding_up_ns(product, workshop, splits)
+
+
+def _adding_up_ns(product: Product, workshop: Workshop, splits: int) -> float:
+    """A second kernel that reads the parts, kept as float32, which the first had to write."""
+    if splits == 1:
+        return 0.0
+    part_bytes = 4 * product.batch * product.m * product.n
+    return workshop.kernel_ns + 2 * splits * part_bytes / workshop.bytes_per_ns
