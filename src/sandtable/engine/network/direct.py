@@ -1,0 +1,58 @@
+"""Direct: every piece goes straight from the member that has it to the one that wants it.
+
+All-to-all (each member sends S/n to each other one), gather and scatter (S/n between the root and each other member), as
+NCCL and torch build them from sends and receives. Sends to different members share the sender's port.
+"""
+
+import numpy as np
+
+from sandtable.engine.network.algorithm import Algorithm
+from sandtable.engine.network.flows import Flow, Steps, draw, wire_ns
+from sandtable.engine.network.job import Job
+from sandtable.engine.network.nccl_constants import Generation
+from sandtable.engine.network.transfer import Pattern
+
+__all__ = ["Direct"]
+
+_MAX_FLOWS = 2_000_000
+_PEERS_AT_ONCE = 8  # nccl: sends of one batch run side by side
+
+
+class Direct(Algorithm):
+    """Pairs exchange their pieces, a few peers at a time."""
+
+    name = "direct"
+    speeds = "p2p"
+    ops = frozenset({"all_to_all", "gather", "scatter"})
+
+    def pattern(self, job: Job, generation: Generation) -> Pattern:
+        flow = _everyone(job) if job.op == "all_to_all" else _star(job)
+        rounds = float(-(-(job.size - 1) // _PEERS_AT_ONCE))
+        if not job.spans_nodes:
+            return draw(job.topology, [[flow]], Steps(num_local=rounds))
+        delay = float(wire_ns(job.topology, flow.src, flow.dst).max())
+        steps = Steps(num_local=0.0, num_remote=rounds, wire_ns=rounds * delay)
+        return draw(job.topology, [[flow]], steps)
+
+
+def _everyone(job: Job) -> Flow:
+    """Member i to i + shift, for every shift; of very many shifts an even sample stands for all."""
+    size = job.size
+    shifts = np.arange(1, size)
+    most = max(1, _MAX_FLOWS // len(job.layout.ranks))
+    if len(shifts) > most:
+        shifts = np.unique(np.linspace(1, size - 1, most).astype(np.int64))
+    table = job.layout.ranks.reshape(-1, size)
+    src = np.broadcast_to(table[:, :, None], (*table.shape, len(shifts)))
+    dst = table[:, (np.arange(size)[:, None] + shifts) % size]
+    return Flow(src=src.ravel(), dst=dst.ravel(), weight=(size - 1) / size / len(shifts))
+
+
+def _star(job: Job) -> Flow:
+    """Every member but the root, with the root of its group."""
+    table = job.layout.ranks.reshape(-1, job.size)
+    roots = np.broadcast_to(job.roots[:, None], table.shape)
+    others = table != roots
+    leaf, root = table[others], roots[others]
+    src, dst = (leaf, root) if job.op == "gather" else (root, leaf)
+    return Flow(src=src, dst=dst, weight=1.0 / job.size)

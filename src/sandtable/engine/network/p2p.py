@@ -1,0 +1,49 @@
+"""Send and receive: one message straight from one rank to another.
+
+A single message is driven by few channels, so it does not always fill the wire: to another node a channel carries so
+much and no more, and in a mesh only the links between the two GPUs count.
+"""
+
+import numpy as np
+
+from sandtable.cluster.topology import Topology
+from sandtable.engine.network.flows import Flow, Steps, draw
+from sandtable.engine.network.mesh import pair_share
+from sandtable.engine.network.nccl_constants import P2P_BYTES_PER_S_PER_CHANNEL, P2P_NIC_BYTES_PER_S_PER_CHANNEL
+from sandtable.engine.network.transfer import Ints, Pattern
+
+__all__ = ["p2p_pattern"]
+
+
+def p2p_pattern(topology: Topology, src: Ints, dst: Ints) -> Pattern:
+    """All of `src[i]` to `dst[i]` at the same time, one byte each."""
+    flow = Flow(src=src, dst=dst, weight=1.0)
+    remote = topology.node_of[src] != topology.node_of[dst]
+    delay = float(topology.route_latency_ns(topology.routes(src[remote], dst[remote])).max(initial=0.0))
+    steps = Steps(
+        num_local=float(bool((~remote & (src != dst)).any())), num_remote=float(bool(remote.any())), wire_ns=delay
+    )
+    slowest = max(_over_adapters(topology, src[remote], dst[remote]), _in_meshes(topology, src[~remote], dst[~remote]))
+    return draw(topology, [[flow]], steps, slowest=slowest)
+
+
+def _over_adapters(topology: Topology, src: Ints, dst: Ints) -> float:
+    """Seconds for a byte at the rate of a message's channels."""
+    if not len(src):
+        return 0.0
+    narrowest = topology.route_bandwidth_bytes_per_s(topology.routes(src, dst))
+    channels = np.maximum(2.0, np.ceil(narrowest / P2P_NIC_BYTES_PER_S_PER_CHANNEL))
+    return float((1.0 / np.minimum(narrowest, channels * P2P_BYTES_PER_S_PER_CHANNEL)).max())
+
+
+def _in_meshes(topology: Topology, src: Ints, dst: Ints) -> float:
+    """Seconds for a byte over the links that join two GPUs directly."""
+    if all(kind.scale_up.kind != "nvlink" for kind in topology.kinds):
+        return 0.0
+    slowest = 0.0
+    for a, b in {(int(a), int(b)) for a, b in zip(src, dst, strict=True) if a != b}:
+        kind = topology.kinds[int(topology.kind_of_node[topology.node_of[a]])]
+        port = topology.routes([a], [b])[0, 0]
+        share = pair_share(kind, int(topology.slot_of[a]), int(topology.slot_of[b]))
+        slowest = max(slowest, 1.0 / (share * float(topology.bandwidth_bytes_per_s[port])))
+    return slowest
