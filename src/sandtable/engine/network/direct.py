@@ -1,13 +1,13 @@
 """Direct: every piece goes straight from the member that has it to the one that wants it.
 
-All-to-all (each member sends S/n to each other one), gather and scatter (S/n between the root and each other member), as
-NCCL and torch build them from sends and receives. Sends to different members share the sender's port.
+All-to-all (each member sends S/n to each other one), gather and scatter (S/n between the root and each other member),
+as NCCL and torch build them from sends and receives. Sends to different members share the sender's port.
 """
 
 import numpy as np
 
 from sandtable.engine.network.algorithm import Algorithm
-from sandtable.engine.network.flows import Flow, Steps, draw, wire_ns
+from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.job import Job
 from sandtable.engine.network.nccl_constants import Generation
 from sandtable.engine.network.transfer import Pattern
@@ -30,8 +30,7 @@ class Direct(Algorithm):
         rounds = float(-(-(job.size - 1) // _PEERS_AT_ONCE))
         if not job.spans_nodes:
             return draw(job.topology, [[flow]], Steps(num_local=rounds))
-        delay = float(wire_ns(job.topology, flow.src, flow.dst).max())
-        steps = Steps(num_local=0.0, num_remote=rounds, wire_ns=rounds * delay)
+        steps = Steps(num_local=0.0, num_remote=rounds, wire_ns=rounds * flow.longest_delay_ns)
         return draw(job.topology, [[flow]], steps)
 
 
@@ -45,7 +44,7 @@ def _everyone(job: Job) -> Flow:
     table = job.layout.ranks.reshape(-1, size)
     src = np.broadcast_to(table[:, :, None], (*table.shape, len(shifts)))
     dst = table[:, (np.arange(size)[:, None] + shifts) % size]
-    return Flow(src=src.ravel(), dst=dst.ravel(), weight=(size - 1) / size / len(shifts))
+    return Flow.of(job.topology, src.ravel(), dst.ravel(), (size - 1) / size / len(shifts))
 
 
 def _star(job: Job) -> Flow:
@@ -55,4 +54,4 @@ def _star(job: Job) -> Flow:
     others = table != roots
     leaf, root = table[others], roots[others]
     src, dst = (leaf, root) if job.op == "gather" else (root, leaf)
-    return Flow(src=src, dst=dst, weight=1.0 / job.size)
+    return Flow.of(job.topology, src, dst, 1.0 / job.size)

@@ -2,22 +2,51 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from sandtable.cluster.topology import Topology
 from sandtable.engine.network.transfer import Floats, Ints, Pattern
 
-__all__ = ["Flow", "Steps", "draw", "wire_ns"]
+__all__ = ["Flow", "Steps", "draw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
-    """Rank `src[i]` sends `weight[i]` bytes to rank `dst[i]` for each byte of the message."""
+    """Rank `src[i]` sends `weight[i]` bytes to rank `dst[i]` over `routes[i]` for each byte of the message."""
 
+    topology: Topology
     src: Ints
     dst: Ints
     weight: Floats | float
+    routes: Ints
+
+    @classmethod
+    def of(cls, topology: Topology, src: Ints, dst: Ints, weight: Floats | float) -> Self:
+        return cls(topology=topology, src=src, dst=dst, weight=weight, routes=topology.routes(src, dst))
+
+    @property
+    def delay_ns(self) -> Floats:
+        """The delay of each sender's wire."""
+        return self.topology.route_latency_ns(self.routes)
+
+    @property
+    def longest_delay_ns(self) -> float:
+        return float(self.delay_ns.max(initial=0.0))
+
+    def reversed(self) -> Self:
+        """As much the other way."""
+        return self.of(self.topology, self.dst, self.src, self.weight)
+
+    def carried(self) -> Floats:
+        """Bytes on every link of the cluster."""
+        used = self.routes >= 0
+        num_links = self.topology.num_links
+        if isinstance(self.weight, float):
+            return (np.bincount(self.routes[used], minlength=num_links) * self.weight).astype(np.float64)
+        weights = np.broadcast_to(self.weight[:, None], self.routes.shape)[used]
+        return np.bincount(self.routes[used], weights=weights, minlength=num_links).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +66,8 @@ def draw(topology: Topology, phases: Sequence[Sequence[Flow]], steps: Steps, *, 
     total = np.zeros(topology.num_links)
     seconds = 0.0
     for flows in phases:
-        carried = np.zeros(topology.num_links)
-        for flow in flows:
-            carried += _carry(topology, flow)
+        carried = np.sum([flow.carried() for flow in flows if len(flow.src)], axis=0, initial=0.0)
+        carried = np.broadcast_to(carried, total.shape)
         seconds += float((carried / topology.bandwidth_bytes_per_s).max(initial=0.0))
         total += carried
     links = np.flatnonzero(total).astype(np.int32)
@@ -52,20 +80,3 @@ def draw(topology: Topology, phases: Sequence[Sequence[Flow]], steps: Steps, *, 
         num_remote=steps.num_remote,
         wire_ns=steps.wire_ns,
     )
-
-
-def wire_ns(topology: Topology, src: Ints, dst: Ints) -> Floats:
-    """The delay of the wire from each `src` to its `dst`."""
-    return topology.route_latency_ns(topology.routes(src, dst))
-
-
-def _carry(topology: Topology, flow: Flow) -> Floats:
-    """Bytes on every link of the cluster."""
-    if not len(flow.src):
-        return np.zeros(topology.num_links)
-    routes = topology.routes(flow.src, flow.dst)
-    used = routes >= 0
-    if isinstance(flow.weight, float):
-        return np.bincount(routes[used], minlength=topology.num_links) * flow.weight
-    weights = np.broadcast_to(flow.weight[:, None], routes.shape)[used]
-    return np.bincount(routes[used], weights=weights, minlength=topology.num_links)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sandtable.engine.network.flows import Flow, Steps, draw, wire_ns
+from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.job import Job
 from sandtable.engine.network.transfer import Ints, Pattern, Transfer
 from sandtable.errors import ClusterError
@@ -52,7 +52,7 @@ def plan(job: Job, *, size_bytes: int, algorithm: str | None, recall: Recall, co
 
 def plan_p2p(job: Job, *, size_bytes: int, recall: Recall, costs: GlooCosts) -> Transfer:
     """`size_bytes` from the first to the second of every pair in `job`."""
-    flow = Flow(src=job.members[:, 0], dst=job.members[:, 1], weight=1.0)
+    flow = Flow.of(job.topology, job.members[:, 0], job.members[:, 1], 1.0)
     way = _Way(name="direct", phases=((flow,),), num_steps=1.0, copied=1.0)
     return _transfer(job, way, size_bytes, recall("p2p", lambda: _draw(job, way)), costs)
 
@@ -73,9 +73,7 @@ def _transfer(job: Job, way: _Way, size_bytes: int, pattern: Pattern, costs: Glo
 
 def _draw(job: Job, way: _Way) -> Pattern:
     """Every step waits for its slowest connection."""
-    src = np.concatenate([flow.src for phase in way.phases for flow in phase])
-    dst = np.concatenate([flow.dst for phase in way.phases for flow in phase])
-    delay = way.num_steps * float(wire_ns(job.topology, src, dst).max(initial=0.0))
+    delay = way.num_steps * max(flow.longest_delay_ns for phase in way.phases for flow in phase)
     remote = way.num_steps if job.spans_nodes else 0.0
     steps = Steps(num_local=way.num_steps - remote, num_remote=remote, wire_ns=delay)
     return draw(job.topology, way.phases, steps)
@@ -96,7 +94,7 @@ def _way(job: Job, algorithm: str | None) -> _Way:
 def _ring(job: Job, *, passes: float, added: float) -> _Way:
     """Pieces of S/n, in segments, so that adding up one overlaps with receiving the next."""
     sent = passes * (job.size - 1) / job.size
-    flow = Flow(src=job.members.ravel(), dst=np.roll(job.members, 1, axis=1).ravel(), weight=sent)
+    flow = Flow.of(job.topology, job.members.ravel(), np.roll(job.members, 1, axis=1).ravel(), sent)
     added *= (job.size - 1) / job.size
     return _Way(name="ring", phases=((flow,),), num_steps=passes * (job.size - 1), copied=2 * sent, added=added)
 
@@ -115,7 +113,7 @@ def _broadcast(job: Job) -> _Way:
     phases, have = [], 1
     while have < job.size:
         more = min(have, job.size - have)
-        flow = Flow(src=order[:, :more].ravel(), dst=order[:, have : have + more].ravel(), weight=1.0)
+        flow = Flow.of(job.topology, order[:, :more].ravel(), order[:, have : have + more].ravel(), 1.0)
         phases.append((flow,))
         have += more
     return _Way(name="tree", phases=tuple(phases), num_steps=float(len(phases)), copied=float(len(phases)))
@@ -158,7 +156,7 @@ def _all_to_all(job: Job) -> _Way:
     shifts = np.arange(1, size)
     src = np.broadcast_to(job.members[:, :, None], (*job.members.shape, size - 1)).ravel()
     dst = job.members[:, (np.arange(size)[:, None] + shifts) % size].ravel()
-    flow = Flow(src=src, dst=dst, weight=1.0 / size)
+    flow = Flow.of(job.topology, src, dst, 1.0 / size)
     return _Way(name="direct", phases=((flow,),), num_steps=1.0, copied=2.0 * (size - 1) / size)
 
 
@@ -188,7 +186,7 @@ def _halving_doubling(job: Job) -> _Way:
 
 def _exchange(job: Job, distance: int, weight: float) -> Flow:
     """Everyone sends to the member `distance` further."""
-    return Flow(src=job.members.ravel(), dst=np.roll(job.members, -distance, axis=1).ravel(), weight=weight)
+    return Flow.of(job.topology, job.members.ravel(), np.roll(job.members, -distance, axis=1).ravel(), weight)
 
 
 def _star(job: Job, *, to_root: bool) -> Flow:
@@ -196,7 +194,7 @@ def _star(job: Job, *, to_root: bool) -> Flow:
     others: Ints = np.delete(job.members, job.root, axis=1).ravel()
     roots = np.repeat(job.roots, job.size - 1)
     src, dst = (others, roots) if to_root else (roots, others)
-    return Flow(src=src, dst=dst, weight=1.0 / job.size)
+    return Flow.of(job.topology, src, dst, 1.0 / job.size)
 
 
 _WAYS: dict[str, Callable[[Job], _Way]] = {

@@ -6,7 +6,7 @@ add: 2(k-1)/k x S/B_local + 2(m-1)/m x S/k/B_remote, with k members on each of m
 """
 
 from sandtable.engine.network.algorithm import Algorithm
-from sandtable.engine.network.flows import Flow, Steps, draw, wire_ns
+from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.job import Job
 from sandtable.engine.network.nccl_constants import Generation
 from sandtable.engine.network.ring import remote_edges
@@ -31,9 +31,9 @@ class Hierarchical(Algorithm):
         layout, topology = job.layout, job.topology
         nodes, local = layout.max_nodes, layout.max_local
         src, dst = remote_edges(layout)
-        here = Flow(src=layout.ranks, dst=layout.ranks[layout.next_local()], weight=(local - 1) / local)
-        there = Flow(src=layout.ranks[src], dst=layout.ranks[dst], weight=2.0 * (nodes - 1) / nodes / local)
-        delay = float(wire_ns(topology, there.src, there.dst).max(initial=0.0))
+        here = Flow.of(topology, layout.ranks, layout.ranks[layout.next_local()], (local - 1) / local)
+        weight = 2.0 * (nodes - 1) / nodes / local
+        there = Flow.of(topology, layout.ranks[src], layout.ranks[dst], weight)
         num_remote = 2.0 * (nodes - 1)
-        steps = Steps(num_local=2.0 * (local - 1), num_remote=num_remote, wire_ns=num_remote * delay)
+        steps = Steps(num_local=2.0 * (local - 1), num_remote=num_remote, wire_ns=num_remote * there.longest_delay_ns)
         return draw(topology, [[here], [there], [here]], steps)

@@ -1,11 +1,11 @@
 """How many rings fit into a node whose GPUs are joined pair by pair, not through a switch.
 
-In a DGX-1 the eight GPUs form a cube with diagonals: a pair has two, one or no NVLinks. A ring over some of the GPUs can
-use a link once in each direction, so the rate of a ring all-reduce depends on which GPUs take part. Two of them may
-have a sixth of what all eight have.
+In a DGX-1 the eight GPUs form a cube with diagonals: a pair has two, one or no NVLinks. A ring over some of the GPUs
+can use a link once in each direction, so the rate of a ring all-reduce depends on which GPUs take part. Two of them
+may have a sixth of what all eight have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from sandtable.cluster.node import NodeKind
@@ -35,7 +35,7 @@ def ring_share(kind: NodeKind, slots: Sequence[int]) -> float:
 
 
 def pair_share(kind: NodeKind, src: int, dst: int) -> float:
-    """The share of its port's bandwidth that a GPU can use towards one other GPU; through a third if none joins them."""
+    """The share of its port's bandwidth that a GPU has towards one other; through a third where no link joins them."""
     links = _links(kind)
     return 1.0 if links is None else max(1, links[src][dst]) / sum(links[0])
 
@@ -82,7 +82,8 @@ def _most_rings(free: list[list[int]], limit: int = 3) -> int:
     return best
 
 
-def _rings(free: list[list[int]], path: list[int]):  # type: ignore[no-untyped-def]
+def _rings(free: list[list[int]], path: list[int]) -> Iterator[list[int]]:
+    """Every way to go on from `path` through all others and back to the first."""
     if len(path) == len(free):
         if free[path[-1]][0]:
             yield list(path)

@@ -41,7 +41,7 @@ _BYTES_PER_CHANNEL = 32 * 1024  # nccl: one channel more for every 512 threads x
 def plan(job: Job, *, size_bytes: int, algorithm: str | None, recall: Recall) -> Transfer:
     """The quickest way to do `job`, or the quickest with `algorithm`. `recall(name, make)` keeps patterns."""
     generation = _generation(job)
-    plans = []
+    plans: list[Transfer] = []
     for choice in _choices(job, algorithm):
         pattern = recall(choice.name, lambda choice=choice: choice.pattern(job, generation))  # type: ignore[misc]
         drive = _Drive(name=choice.name, speeds=choice.speeds, num_channels=choice.num_channels(generation))

@@ -111,16 +111,16 @@ def _speeds(
 ) -> dict[tuple[str, str], Speeds]:
     """The table of one generation: NCCL's numbers but for what is given. `ll_max` is in GB/s."""
     bound = (ll_max[0] * _GB, ll_max[1] * _GB, ll_max[2] * _GB)
-    ramp = {"ramp_ns": ring_simple.ramp_ns, "ramp_scale_ns": ring_simple.ramp_scale_ns}
+    ramp, scale = ring_simple.ramp_ns, ring_simple.ramp_scale_ns
     table = {
         ("ring", LL): replace(_RING_LL, max_bytes_per_s=bound),
         ("ring", SIMPLE): ring_simple,
         ("tree", LL): replace(_TREE_LL, max_bytes_per_s=bound),
-        ("tree", SIMPLE): replace(_TREE_SIMPLE, **ramp),
+        ("tree", SIMPLE): replace(_TREE_SIMPLE, ramp_ns=ramp, ramp_scale_ns=scale),
         ("nvls", SIMPLE): nvls,
         ("nvls-tree", SIMPLE): replace(nvls, base_ns=nvls.base_ns + 8.4 * _US),
         ("p2p", LL): replace(_P2P_LL, max_bytes_per_s=bound),
-        ("p2p", SIMPLE): replace(_P2P_SIMPLE, **ramp),
+        ("p2p", SIMPLE): replace(_P2P_SIMPLE, ramp_ns=ramp, ramp_scale_ns=scale),
     }
     if has_ll128:
         table["ring", LL128] = _RING_LL128

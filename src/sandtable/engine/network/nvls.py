@@ -11,10 +11,9 @@ import numpy as np
 from sandtable.engine.network.algorithm import Algorithm
 from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.job import Job
-from sandtable.engine.network.layout import Layout
 from sandtable.engine.network.nccl_constants import Generation
 from sandtable.engine.network.transfer import Pattern
-from sandtable.engine.network.tree import tree_edges, tree_steps
+from sandtable.engine.network.tree import tree_steps, upwards
 
 __all__ = ["Nvls", "NvlsTree"]
 
@@ -30,9 +29,8 @@ class Nvls(Algorithm):
         return super().is_possible(job) and _has_switches(job) and not job.spans_nodes
 
     def pattern(self, job: Job, generation: Generation) -> Pattern:
-        flow = _through_switch(job.layout)
-        bound = _switch_bound(job, flow, generation)
-        return draw(job.topology, [[flow]], Steps(num_local=0.0), slowest=bound)
+        flow = _through_switch(job)
+        return draw(job.topology, [[flow]], Steps(num_local=0.0), slowest=_switch_bound(flow, generation))
 
     def num_channels(self, generation: Generation) -> int:
         return generation.num_nvls_channels
@@ -48,14 +46,10 @@ class NvlsTree(Nvls):
         return Algorithm.is_possible(self, job) and _has_switches(job) and job.spans_nodes
 
     def pattern(self, job: Job, generation: Generation) -> Pattern:
-        layout = job.layout
-        child, parent = tree_edges(layout)
-        half = 0.5 * layout.rail_weight(child)
-        up = Flow(src=layout.ranks[child], dst=layout.ranks[parent], weight=half)
-        down = Flow(src=up.dst, dst=up.src, weight=half)
-        local = _through_switch(layout)
-        steps = tree_steps(job, child, parent, num_local=0.0)
-        return draw(job.topology, [[local, up, down]], steps, slowest=_switch_bound(job, local, generation))
+        up, local = upwards(job), _through_switch(job)
+        steps = tree_steps(job, up, num_local=0.0)
+        phases = [[local, up, up.reversed()]]
+        return draw(job.topology, phases, steps, slowest=_switch_bound(local, generation))
 
 
 def _has_switches(job: Job) -> bool:
@@ -63,14 +57,14 @@ def _has_switches(job: Job) -> bool:
     return all(kind.scale_up.nvls for kind in job.kinds) and int(job.layout.run_length.min()) > 1
 
 
-def _through_switch(layout: Layout) -> Flow:
+def _through_switch(job: Job) -> Flow:
     """What enters and leaves each port, drawn as if sent to the neighbour."""
+    layout = job.layout
     weight = 1.0 + 1.0 / layout.run_length[layout.run]
-    return Flow(src=layout.ranks, dst=layout.ranks[layout.next_local()], weight=weight)
+    return Flow.of(job.topology, layout.ranks, layout.ranks[layout.next_local()], weight)
 
 
-def _switch_bound(job: Job, flow: Flow, generation: Generation) -> float:
+def _switch_bound(flow: Flow, generation: Generation) -> float:
     """Seconds for one byte at the rate at which the switch reduces."""
-    port = job.topology.routes(flow.src, flow.dst)[:, 0]
-    rate = job.topology.bandwidth_bytes_per_s[port] * generation.nvls_share
+    rate = flow.topology.route_bandwidth_bytes_per_s(flow.routes) * generation.nvls_share
     return float(np.max(np.asarray(flow.weight) / rate))

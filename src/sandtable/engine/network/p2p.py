@@ -10,30 +10,28 @@ from sandtable.cluster.topology import Topology
 from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.mesh import pair_share
 from sandtable.engine.network.nccl_constants import P2P_BYTES_PER_S_PER_CHANNEL, P2P_NIC_BYTES_PER_S_PER_CHANNEL
-from sandtable.engine.network.transfer import Ints, Pattern
+from sandtable.engine.network.transfer import Floats, Ints, Pattern
 
 __all__ = ["p2p_pattern"]
 
 
 def p2p_pattern(topology: Topology, src: Ints, dst: Ints) -> Pattern:
     """All of `src[i]` to `dst[i]` at the same time, one byte each."""
-    flow = Flow(src=src, dst=dst, weight=1.0)
+    flow = Flow.of(topology, src, dst, 1.0)
     remote = topology.node_of[src] != topology.node_of[dst]
-    delay = float(topology.route_latency_ns(topology.routes(src[remote], dst[remote])).max(initial=0.0))
+    delay = float(flow.delay_ns[remote].max(initial=0.0))
     steps = Steps(
         num_local=float(bool((~remote & (src != dst)).any())), num_remote=float(bool(remote.any())), wire_ns=delay
     )
-    slowest = max(_over_adapters(topology, src[remote], dst[remote]), _in_meshes(topology, src[~remote], dst[~remote]))
+    narrowest = topology.route_bandwidth_bytes_per_s(flow.routes[remote])
+    slowest = max(_over_adapters(narrowest), _in_meshes(topology, src[~remote], dst[~remote]))
     return draw(topology, [[flow]], steps, slowest=slowest)
 
 
-def _over_adapters(topology: Topology, src: Ints, dst: Ints) -> float:
-    """Seconds for a byte at the rate of a message's channels."""
-    if not len(src):
-        return 0.0
-    narrowest = topology.route_bandwidth_bytes_per_s(topology.routes(src, dst))
+def _over_adapters(narrowest: Floats) -> float:
+    """Seconds for a byte at the rate of a message's channels, on ways whose narrowest links have these rates."""
     channels = np.maximum(2.0, np.ceil(narrowest / P2P_NIC_BYTES_PER_S_PER_CHANNEL))
-    return float((1.0 / np.minimum(narrowest, channels * P2P_BYTES_PER_S_PER_CHANNEL)).max())
+    return float((1.0 / np.minimum(narrowest, channels * P2P_BYTES_PER_S_PER_CHANNEL)).max(initial=0.0))
 
 
 def _in_meshes(topology: Topology, src: Ints, dst: Ints) -> float:

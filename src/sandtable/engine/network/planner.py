@@ -71,9 +71,7 @@ class Planner:
             return _nothing(size_bytes)
         recall = self._recaller(key)
         if self.backend == "gloo":
-            return gloo.plan(
-                job, size_bytes=size_bytes, algorithm=algorithm, recall=recall, costs=self._gloo_costs
-            )
+            return gloo.plan(job, size_bytes=size_bytes, algorithm=algorithm, recall=recall, costs=self._gloo_costs)
         return nccl.plan(job, size_bytes=size_bytes, algorithm=algorithm, recall=recall)
 
     def p2p(self, num_bytes: int, *, src: npt.ArrayLike, dst: npt.ArrayLike) -> Transfer:

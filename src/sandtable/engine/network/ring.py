@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from sandtable.engine.network.algorithm import Algorithm
-from sandtable.engine.network.flows import Flow, Steps, draw, wire_ns
+from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.job import Job
 from sandtable.engine.network.layout import Layout
 from sandtable.engine.network.mesh import ring_share
@@ -34,10 +34,11 @@ class Ring(Algorithm):
         layout, size = job.layout, job.size
         passes = _PASSES.get(job.op, 0.0)
         per_edge = passes * (size - 1) / size if passes else 1.0
-        local = local_flow(layout, per_edge)
+        local = local_flow(job, per_edge)
         src, dst = remote_edges(layout)
-        remote = Flow(src=layout.ranks[src], dst=layout.ranks[dst], weight=per_edge * layout.rail_weight(src))
-        steps = _steps(job, num_passes=passes or 1.0, src=src, dst=dst)
+        weight = per_edge * layout.rail_weight(src)
+        remote = Flow.of(job.topology, layout.ranks[src], layout.ranks[dst], weight)
+        steps = _steps(job, remote, group=layout.group[src], num_passes=passes or 1.0)
         slowest = mesh_bound(job, per_edge)
         if not passes:
             local, remote = _cut_open(job, local), _cut_open(job, remote)
@@ -47,13 +48,15 @@ class Ring(Algorithm):
         return pattern
 
 
-def local_flow(layout: Layout, per_edge: float) -> Flow:
+def local_flow(job: Job, per_edge: float) -> Flow:
     """Neighbours within a node: all round if the group has no other node, else all but the way back to the first."""
+    layout = job.layout
     length = layout.run_length[layout.run]
     alone = layout.num_nodes[layout.group] == 1
     weight = np.where(alone, 1.0, (length - 1) / length) * per_edge
     members = np.flatnonzero(length > 1)
-    return Flow(src=layout.ranks[members], dst=layout.ranks[layout.next_local()[members]], weight=weight[members])
+    after = layout.next_local()[members]
+    return Flow.of(job.topology, layout.ranks[members], layout.ranks[after], weight[members])
 
 
 def remote_edges(layout: Layout) -> tuple[Ints, Ints]:
@@ -86,19 +89,16 @@ def mesh_bound(job: Job, per_edge: float) -> float:
     return slowest
 
 
-def _steps(job: Job, *, num_passes: float, src: Ints, dst: Ints) -> Steps:
+def _steps(job: Job, remote: Flow, *, group: Ints, num_passes: float) -> Steps:
     """`num_passes` times round the ring, but for one hop."""
     layout = job.layout
     nodes = layout.max_nodes
     if nodes == 1:
         return Steps(num_local=num_passes * (job.size - 1))
     num_remote = num_passes * (nodes - 1)
-    delay = wire_ns(job.topology, layout.ranks[src], layout.ranks[dst])
-    around: Floats = np.bincount(layout.group[src], weights=delay, minlength=layout.num_groups) / layout.num_rails
+    around: Floats = np.bincount(group, weights=remote.delay_ns, minlength=layout.num_groups) / layout.num_rails
     mean = float((around / np.maximum(layout.num_nodes, 1)).max())
-    return Steps(
-        num_local=num_passes * (job.size - 1) - num_remote, num_remote=num_remote, wire_ns=mean * num_remote
-    )
+    return Steps(num_local=num_passes * (job.size - 1) - num_remote, num_remote=num_remote, wire_ns=mean * num_remote)
 
 
 def _cut_open(job: Job, flow: Flow) -> Flow:
@@ -106,7 +106,7 @@ def _cut_open(job: Job, flow: Flow) -> Flow:
     ends = flow.dst if job.op == "broadcast" else flow.src
     keep = ~np.isin(ends, job.roots)
     assert not isinstance(flow.weight, float)
-    return Flow(src=flow.src[keep], dst=flow.dst[keep], weight=flow.weight[keep])
+    return replace(flow, src=flow.src[keep], dst=flow.dst[keep], weight=flow.weight[keep], routes=flow.routes[keep])
 
 
 def _with_copies(pattern: Pattern, extra: float) -> Pattern:

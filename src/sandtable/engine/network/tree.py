@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.engine.network.algorithm import Algorithm
-from sandtable.engine.network.flows import Flow, Steps, draw, wire_ns
+from sandtable.engine.network.flows import Flow, Steps, draw
 from sandtable.engine.network.job import Job
 from sandtable.engine.network.layout import Layout
 from sandtable.engine.network.nccl_constants import Generation
 from sandtable.engine.network.ring import mesh_bound
 from sandtable.engine.network.transfer import Ints, Pattern
 
-__all__ = ["Tree", "tree_edges", "tree_steps"]
+__all__ = ["Tree", "tree_steps", "upwards"]
 
 
 class Tree(Algorithm):
@@ -30,21 +30,31 @@ class Tree(Algorithm):
 
     def pattern(self, job: Job, generation: Generation) -> Pattern:
         layout = job.layout
-        child, parent = tree_edges(layout)
-        half = 0.5 * layout.rail_weight(child)
-        up = Flow(src=layout.ranks[child], dst=layout.ranks[parent], weight=half)
-        down = Flow(src=up.dst, dst=up.src, weight=half)
+        up = upwards(job)
         length = layout.run_length[layout.run]
         members = np.flatnonzero(length > 1)
         share = ((length - 1) / length)[members]
-        after = layout.ranks[layout.next_local()[members]]
-        chain = Flow(src=layout.ranks[members], dst=after, weight=share)
-        back = Flow(src=after, dst=chain.src, weight=share)
-        steps = tree_steps(job, child, parent, num_local=2.0 * (layout.max_local - 1))
-        return draw(job.topology, [[up, down, chain, back]], steps, slowest=mesh_bound(job, 2.0))
+        after = layout.next_local()[members]
+        chain = Flow.of(job.topology, layout.ranks[members], layout.ranks[after], share)
+        steps = tree_steps(job, up, num_local=2.0 * (layout.max_local - 1))
+        phases = [[up, up.reversed(), chain, chain.reversed()]]
+        return draw(job.topology, phases, steps, slowest=mesh_bound(job, 2.0))
 
 
-def tree_edges(layout: Layout) -> tuple[Ints, Ints]:
+def upwards(job: Job) -> Flow:
+    """From every node to its parent in both trees, half of the data each, on as many rails as there are."""
+    child, parent = _tree_edges(job.layout)
+    ranks = job.layout.ranks
+    return Flow.of(job.topology, ranks[child], ranks[parent], 0.5 * job.layout.rail_weight(child))
+
+
+def tree_steps(job: Job, up: Flow, *, num_local: float) -> Steps:
+    """Up and down the deeper side of a tree."""
+    depth = float(np.floor(np.log2(job.layout.max_nodes)))
+    return Steps(num_local=num_local, num_remote=2 * depth, wire_ns=2 * depth * up.longest_delay_ns)
+
+
+def _tree_edges(layout: Layout) -> tuple[Ints, Ints]:
     """Child and parent members of both trees, one edge a rail."""
     rails = layout.rails()
     rails = rails[layout.num_nodes[layout.group[rails]] > 1]
@@ -56,14 +66,6 @@ def tree_edges(layout: Layout) -> tuple[Ints, Ints]:
         children.append(rails[has_parent])
         parents.append(layout.on_run(rails[has_parent], (first + above)[has_parent]))
     return np.concatenate(children), np.concatenate(parents)
-
-
-def tree_steps(job: Job, child: Ints, parent: Ints, *, num_local: float) -> Steps:
-    """Up and down the deeper side of a tree."""
-    ranks = job.layout.ranks
-    depth = float(np.floor(np.log2(job.layout.max_nodes)))
-    delay = float(wire_ns(job.topology, ranks[child], ranks[parent]).max(initial=0.0))
-    return Steps(num_local=num_local, num_remote=2 * depth, wire_ns=2 * depth * delay)
 
 
 def _double_tree(place: Ints, count: Ints) -> tuple[Ints, Ints]:
