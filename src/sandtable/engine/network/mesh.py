@@ -12,42 +12,19 @@ from sandtable.cluster.node import NodeKind
 
 __all__ = ["pair_share", "ring_share"]
 
-# NVLinks between GPU i and j of a DGX-1, as `nvidia-smi topo -m` prints them; with P100 every double link is single.
-_CUBE = (
-    (0, 1, 1, 2, 2, 0, 0, 0),
-    (1, 0, 2, 1, 0, 2, 0, 0),
-    (1, 2, 0, 2, 0, 0, 1, 0),
-    (2, 1, 2, 0, 0, 0, 0, 1),
-    (2, 0, 0, 0, 0, 1, 1, 2),
-    (0, 2, 0, 0, 1, 0, 2, 1),
-    (0, 0, 1, 0, 1, 2, 0, 2),
-    (0, 0, 0, 1, 2, 1, 2, 0),
-)
-
-
 def ring_share(kind: NodeKind, slots: Sequence[int]) -> float:
     """The share of its port's bandwidth that a GPU can use in rings over `slots`: 1 through a switch."""
-    links = _links(kind)
-    if links is None or len(slots) < 2:
+    links = kind.scale_up.mesh
+    if not links or len(slots) < 2:
         return 1.0
-    per_gpu = sum(links[0])
-    return min(1.0, _num_rings(links, tuple(sorted(slots))) / per_gpu)
+    most = max(sum(links[slot]) for slot in slots)
+    return min(1.0, _num_rings(links, tuple(sorted(slots))) / most)
 
 
 def pair_share(kind: NodeKind, src: int, dst: int) -> float:
     """The share of its port's bandwidth that a GPU has towards one other; through a third where no link joins them."""
-    links = _links(kind)
-    return 1.0 if links is None else max(1, links[src][dst]) / sum(links[0])
-
-
-def _links(kind: NodeKind) -> tuple[tuple[int, ...], ...] | None:
-    """Links between each pair, or None where every GPU reaches every other at the full rate of its port."""
-    if kind.scale_up.kind != "nvlink" or kind.num_gpus < 2:
-        return None
-    if kind.device.vendor == "nvidia" and kind.num_gpus == 8:
-        double = kind.device.major >= 7
-        return _CUBE if double else tuple(tuple(min(1, count) for count in row) for row in _CUBE)
-    return tuple(tuple(int(i != j) for j in range(kind.num_gpus)) for i in range(kind.num_gpus))
+    links = kind.scale_up.mesh
+    return max(1, links[src][dst]) / sum(links[src]) if links else 1.0
 
 
 @lru_cache(maxsize=256)

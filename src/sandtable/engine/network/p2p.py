@@ -36,7 +36,7 @@ def _over_adapters(narrowest: Floats) -> float:
 
 def _in_meshes(topology: Topology, src: Ints, dst: Ints) -> float:
     """Seconds for a byte over the links that join two GPUs directly."""
-    if all(kind.scale_up.kind != "nvlink" for kind in topology.kinds):
+    if not any(kind.scale_up.mesh for kind in topology.kinds):
         return 0.0
     slowest = 0.0
     for a, b in {(int(a), int(b)) for a, b in zip(src, dst, strict=True) if a != b}:

@@ -43,9 +43,7 @@ class Ring(Algorithm):
         if not passes:
             local, remote = _cut_open(job, local), _cut_open(job, remote)
         pattern = draw(job.topology, [[local, remote]], steps, slowest=slowest)
-        if passes == 2.0 and not job.spans_nodes:
-            return _with_copies(pattern, generation.extra_steps / (2 * (size - 1)))
-        return pattern
+        return _with_copies(pattern, job, generation) if passes == 2.0 and not job.spans_nodes else pattern
 
 
 def local_flow(job: Job, per_edge: float) -> Flow:
@@ -73,7 +71,7 @@ def remote_edges(layout: Layout) -> tuple[Ints, Ints]:
 def mesh_bound(job: Job, per_edge: float) -> float:
     """Seconds for one byte of the message at the rate that rings through the nodes' mesh of links can have."""
     layout, topology = job.layout, job.topology
-    if all(kind.scale_up.kind != "nvlink" for kind in job.kinds):
+    if not any(kind.scale_up.mesh for kind in job.kinds):
         return 0.0
     slowest = 0.0
     seen: set[tuple[int, ...]] = set()
@@ -109,6 +107,11 @@ def _cut_open(job: Job, flow: Flow) -> Flow:
     return replace(flow, src=flow.src[keep], dst=flow.dst[keep], weight=flow.weight[keep], routes=flow.routes[keep])
 
 
-def _with_copies(pattern: Pattern, extra: float) -> Pattern:
-    """The same, each byte taking longer by `extra`."""
-    return replace(pattern, seconds_per_byte=pattern.seconds_per_byte * (1 + extra))
+def _with_copies(pattern: Pattern, job: Job, generation: Generation) -> Pattern:
+    """Slower for few members: copies of one's own count for more beside 2(n-1) steps.
+
+    A full node is the measure, for that is how the achievable rate of its links is known.
+    """
+    full = min(kind.num_gpus for kind in job.kinds)
+    here, there = (1 + generation.extra_steps / (2 * (size - 1)) for size in (job.size, max(full, job.size)))
+    return replace(pattern, seconds_per_byte=pattern.seconds_per_byte * here / there)
