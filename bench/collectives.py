@@ -4,7 +4,7 @@
     python bench/collectives.py --quick
     python bench/collectives.py --rows
 
-Every curve of validation/rows/collectives.toml is planned on its machine of the catalogue with nothing else on the wire,
+Each curve of validation/rows/collectives.toml is planned on its machine of the catalogue with nothing else on the wire,
 from 1 MB up, and the time (or bus bandwidth) is held against the measured one. `calibrated` curves are those that
 constants were fitted to; of `in_catalogue` curves the plateau is where the catalogue's link efficiency comes from.
 The last line is a JSON object:
@@ -85,8 +85,8 @@ def judge(curve: dict[str, Any], *, show_rows: bool) -> dict[str, Any]:
         errors.append(100 * (plan.total_ns / 1e3 / measured_us - 1))
         if show_rows:
             print(
-                f"  {curve['id']:28} {size:12} B  measured {measured_us:10.1f} us  predicted {plan.total_ns / 1e3:10.1f}"
-                f" us {errors[-1]:+6.1f} %  {plan.algorithm} {plan.protocol}"
+                f"  {curve['id']:28} {size:12} B  measured {measured_us:10.1f} us"
+                f"  predicted {plan.total_ns / 1e3:10.1f} us {errors[-1]:+6.1f} %  {plan.algorithm} {plan.protocol}"
             )
     return {
         "n": len(errors),

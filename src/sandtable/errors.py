@@ -6,6 +6,7 @@
     ├── LaunchError             a run that cannot be started: missing script, impossible options
     ├── ScriptError             the training script itself raised or left with a non-zero status, on one rank
     ├── MismatchError           ranks whose collectives do not agree, or that wait for each other for ever
+    ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
     └── BuildError              the virtual GPU's C++ core could not be compiled or loaded
 
 A message gives the rule, the value and the remedy: `tp (6) must divide num_heads (32); try 1, 2, 4 or 8`.
@@ -19,6 +20,7 @@ __all__ = [
     "MismatchError",
     "SandtableError",
     "ScriptError",
+    "SimulationError",
     "TraceError",
 ]
 
@@ -61,6 +63,10 @@ class ScriptError(SandtableError):
 
 class MismatchError(SandtableError):
     """Ranks whose collectives do not match, or that can never be satisfied."""
+
+
+class SimulationError(SandtableError):
+    """A captured run whose time cannot be worked out."""
 
 
 class BuildError(SandtableError):

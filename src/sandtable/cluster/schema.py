@@ -75,4 +75,3 @@ class DeviceFile(_Table):
     convolution: ConvolutionTable | None = Field(default=None, description="the table [convolution], as [gemm]")
     streaming: StreamingTable | None = Field(default=None, description="the table [streaming], as [gemm]")
     host: HostTable | None = Field(default=None, description="the table [host], as [gemm]")
-

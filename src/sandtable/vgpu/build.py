@@ -6,24 +6,22 @@ and each of them is then read once or twice instead of ten times.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from sandtable.errors import BuildError
+from sandtable.native import cache_directory, compiler, require_success, shelved
 from sandtable.vgpu.preload import torch_directory
 
-__all__ = ["cache_directory", "core_path"]
+__all__ = ["core_path"]
 
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
@@ -39,20 +37,7 @@ def core_path(say: Callable[[str], None] | None = None) -> Path:
     """The built core; builds it first if need be, telling `say` how it goes."""
     version = _torch_version()
     target = cache_directory() / f"torch-{version}-{_fingerprint(version)}" / _LIBRARY
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.parent / "lock"):
-        if not target.exists():
-            _build(target, say or _say, version)
-    return target
-
-
-def cache_directory() -> Path:
-    """Where built cores are kept: SANDTABLE_CACHE, or the user's cache directory."""
-    if chosen := os.environ.get("SANDTABLE_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandtable"
+    return shelved(target, lambda place: _build(place, say or _say, version))
 
 
 def _torch_version() -> str:
@@ -79,7 +64,7 @@ def _fingerprint(torch_version: str) -> str:
 
 
 def _build(target: Path, say: Callable[[str], None], version: str) -> None:
-    compiler = _compiler()
+    command_name = compiler()
     includes = _includes()
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
@@ -88,42 +73,24 @@ def _build(target: Path, say: Callable[[str], None], version: str) -> None:
         for unit, parts in _UNITS.items():
             source = scratch / f"unit_{unit}.cpp"
             source.write_text("".join(f'#include "{part}.cpp"\n' for part in parts))
-            command = [compiler, *_FLAGS, *includes, "-c", str(source), "-o", str(scratch / f"{unit}.o")]
+            command = [command_name, *_FLAGS, *includes, "-c", str(source), "-o", str(scratch / f"{unit}.o")]
             with open(scratch / f"{unit}.log", "w") as log:
                 running[unit] = subprocess.Popen(command, stderr=log, stdout=log)
         while any(process.poll() is None for process in running.values()):
             say(f"building the virtual GPU for torch {version}, once: {time.monotonic() - start:.0f} s")
             time.sleep(0.5)
         for unit, process in running.items():
-            _require_success(process.returncode, str(scratch / f"{unit}.log"))
+            require_success(process.returncode, scratch / f"{unit}.log")
         library = scratch / _LIBRARY
         lib = os.path.join(torch_directory(), "lib")
         objects = [str(scratch / f"{unit}.o") for unit in _UNITS]
         linked = [f"-l{name}" for name in ("torch_python", "torch", "torch_cpu", "c10")]
-        link = [compiler, "-shared", "-o", str(library), *objects, f"-L{lib}", *linked, f"-Wl,-rpath,{lib}"]
+        link = [command_name, "-shared", "-o", str(library), *objects, f"-L{lib}", *linked, f"-Wl,-rpath,{lib}"]
         with open(scratch / "link.log", "w+") as log:
             code = subprocess.run(link, stderr=log, stdout=log, check=False).returncode
-        _require_success(code, str(scratch / "link.log"))
+        require_success(code, scratch / "link.log")
         os.replace(library, target)
     say(f"built the virtual GPU for torch {version} in {time.monotonic() - start:.0f} s\n")
-
-
-def _require_success(code: int, log: str) -> None:
-    if code == 0:
-        return
-    lines = Path(log).read_text(errors="replace").splitlines()
-    errors = [line for line in lines if "error" in line] or lines
-    raise BuildError("the C++ compiler must accept the core, but it said:\n  " + "\n  ".join(errors[:8]))
-
-
-def _compiler() -> str:
-    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if name and shutil.which(name):
-            return name
-    raise BuildError(
-        "a C++ compiler must be installed, but g++, c++ and clang++ were not found; "
-        "apt-get install g++ (or your system's equivalent), or set CXX"
-    )
 
 
 def _includes() -> list[str]:
@@ -136,14 +103,6 @@ def _includes() -> list[str]:
     torch = os.path.join(torch_directory(), "include")
     api = os.path.join(torch, "torch", "csrc", "api", "include")
     return [f"-I{_SOURCES}", f"-I{torch}", f"-I{api}", f"-I{python}"]
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Two builds of the same core wait for each other."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _say(text: str) -> None:

@@ -12,6 +12,7 @@ from sandtable.cluster.node import NodeKind
 
 __all__ = ["pair_share", "ring_share"]
 
+
 def ring_share(kind: NodeKind, slots: Sequence[int]) -> float:
     """The share of its port's bandwidth that a GPU can use in rings over `slots`: 1 through a switch."""
     links = kind.scale_up.mesh

@@ -1,0 +1,251 @@
+"""Timeline: when everything happened, and the questions one asks of it.
+
+The clock gives the start and the end of every instruction of every actor. Here they are looked at through a *window*:
+the last complete step, from the moment the slowest rank ended the step before to the moment the slowest ends this one.
+With a single step the window begins at the first product of matrices: what is before it sets things up.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sandtable.cluster import Cluster, Topology
+from sandtable.engine.breakdown import Breakdown, break_down
+from sandtable.engine.clock import Times
+from sandtable.engine.fold import Fold
+from sandtable.engine.operators import BASES, OperatorTable
+from sandtable.engine.program import Order, Program
+from sandtable.engine.spans import Span, unroll
+from sandtable.engine.wiring import Wiring
+from sandtable.errors import SimulationError
+from sandtable.trace import Kind, Phase, RankClass, Trace
+from sandtable.units import format_seconds
+
+__all__ = ["Actor", "LinkLoads", "OperatorCounts", "Timeline", "Transaction"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """Ranks whose time is equal."""
+
+    index: int
+    representative: int
+    ranks: tuple[int, ...]
+    rank_class: RankClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLoads:
+    """What each link of the topology carried in the window."""
+
+    bytes_carried: npt.NDArray[np.float64]
+    utilisation: npt.NDArray[np.float64]
+    """Share of what the link could have carried in that time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """Calls of one kind and size that a rank makes in the window."""
+
+    op: str
+    axis: str
+    size_bytes: int
+    count: int
+    algorithm: str
+    protocol: str
+    alone_ns: float
+    """How long one takes when nothing else is on the wire and everybody is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCounts:
+    """How often each signature ran in the window, by phase: parallel columns."""
+
+    signature: npt.NDArray[np.int64]
+    phase: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+
+
+class Timeline:
+    """A simulated run. Made by `simulate`."""
+
+    def __init__(
+        self,
+        *,
+        trace: Trace,
+        cluster: Cluster,
+        topology: Topology,
+        fold: Fold,
+        programs: tuple[Program, ...],
+        times: tuple[Times, ...],
+        wiring: Wiring,
+        tables: tuple[OperatorTable, ...],
+    ) -> None:
+        self.trace, self.cluster, self.topology = trace, cluster, topology
+        self.programs, self.times, self.wiring, self.tables = programs, times, wiring, tables
+        self._fold = fold
+
+    def __repr__(self) -> str:
+        step = format_seconds(self.step_ns / 1e9)
+        return f"Timeline({self.trace.world_size} ranks as {len(self.programs)} actors, a step takes {step})"
+
+    @cached_property
+    def actors(self) -> tuple[Actor, ...]:
+        return tuple(
+            Actor(
+                index=k,
+                representative=int(rank),
+                ranks=tuple(self._fold.ranks(k).tolist()),
+                rank_class=self.trace.class_of(int(rank)),
+            )
+            for k, rank in enumerate(self._fold.representatives)
+        )
+
+    def actor_of(self, rank: int) -> Actor:
+        """The actor that stands for `rank`."""
+        self.trace.class_of(rank)  # checks the number
+        return self.actors[int(self._fold.actor_of_rank[rank])]
+
+    # ---- the window ----
+
+    @property
+    def step_ns(self) -> int:
+        """The duration of the last complete step."""
+        return self.step_end_ns - self.step_start_ns
+
+    @property
+    def step_start_ns(self) -> int:
+        return self._window[0]
+
+    @property
+    def step_end_ns(self) -> int:
+        return self._window[1]
+
+    @cached_property
+    def step_times_ns(self) -> npt.NDArray[np.int64]:
+        """When each step ended, on the slowest of the ranks that made it."""
+        count = max((len(program.steps) for program in self.programs), default=0)
+        ends = np.zeros(count, dtype=np.int64)
+        for program, times in zip(self.programs, self.times, strict=True):
+            mine = times.end_ns[program.steps]
+            ends[: len(mine)] = np.maximum(ends[: len(mine)], mine)
+        return ends
+
+    @cached_property
+    def _window(self) -> tuple[int, int]:
+        ends = self.step_times_ns
+        if len(ends) >= 2:
+            return int(ends[-2]), int(ends[-1])
+        last = int(ends[-1]) if len(ends) else max(int(times.end_ns.max(initial=0)) for times in self.times)
+        firsts = [
+            int(times.start_ns[program.first_work])
+            for program, times in zip(self.programs, self.times, strict=True)
+            if program.first_work < len(program) and times.start_ns[program.first_work] >= 0
+        ]
+        if not firsts or last <= min(firsts):
+            raise SimulationError(
+                "a run must do some work for its time to be worked out, but no operator or step was recorded; "
+                "let the script make at least one optimizer step"
+            )
+        return min(firsts), last
+
+    # ---- one rank ----
+
+    def breakdown(self, rank: int) -> Breakdown:
+        """Where the step's time goes on `rank`; the parts add up to `step_ns`."""
+        index = self.actor_of(rank).index
+        return break_down(self.programs[index], self.times[index], self.axes(index), window=self._window)
+
+    def axes(self, actor: int) -> tuple[str, ...]:
+        """The name of the mesh axis that each edge of an actor's program runs along."""
+        view = self.trace.rank(self.actors[actor].representative)
+        return tuple(axis_name(view.group(edge.group).name) for edge in self.programs[actor].edges)
+
+    def spans(self, rank: int) -> list[Span]:
+        """Every operator and call of `rank` that touches the window, in order of start."""
+        index = self.actor_of(rank).index
+        view = self.trace.rank(rank)
+        return unroll(view, self.programs[index], self.times[index], self.tables[index], self.axes(index), self._window)
+
+    def transactions(self, rank: int) -> list[Transaction]:
+        """The calls of `rank` in the window, by operator, axis and size."""
+        index = self.actor_of(rank).index
+        program, axes = self.programs[index], self.axes(index)
+        counts = np.bincount(program.row_pattern[self._rows_in_window(index)], minlength=len(program.patterns))
+        found = []
+        for k, (pattern, count) in enumerate(zip(program.patterns, counts.tolist(), strict=True)):
+            if count:
+                transfer = self.wiring.transfers[int(self.wiring.transfer_of_pattern[index][k])]
+                found.append(
+                    Transaction(
+                        op=pattern.op,
+                        axis=axes[pattern.edge],
+                        size_bytes=max(pattern.bytes_in, pattern.bytes_out),
+                        count=count,
+                        algorithm=transfer.algorithm,
+                        protocol=transfer.protocol,
+                        alone_ns=transfer.total_ns,
+                    )
+                )
+        return found
+
+    def operator_counts(self, actor: int) -> OperatorCounts:
+        """How often an actor ran each operator in the window."""
+        program, times = self.programs[actor], self.times[actor]
+        records = self.actors[actor].rank_class.records.records
+        runs = np.flatnonzero((program.kind == Order.RUN) & self._starts_in_window(times))
+        marks = np.zeros(len(records) + 1, dtype=np.int64)
+        np.add.at(marks, program.first_record[runs], 1)
+        np.add.at(marks, program.last_record[runs] + 1, -1)
+        chosen = (np.cumsum(marks[:-1]) > 0) & (records.kind == Kind.OPERATOR)
+        keys = records.ref[chosen].astype(np.int64) * len(Phase) + records.phase[chosen]
+        found, counts = np.unique(keys, return_counts=True)
+        return OperatorCounts(signature=found // len(Phase), phase=found % len(Phase), count=counts)
+
+    # ---- the whole cluster ----
+
+    @cached_property
+    def link_loads(self) -> LinkLoads:
+        """Bytes and utilisation of every link in the window."""
+        counts = np.zeros(len(self.wiring.transfers))
+        for index, program in enumerate(self.programs):
+            rows = self._rows_in_window(index)
+            if len(rows):
+                ids = self.wiring.transfer_of_pattern[index][program.row_pattern[rows]]
+                slots = self.wiring.slots[self.wiring.channel_of_edge[index][program.row_edge[rows]]]
+                np.add.at(counts, ids, 1.0 / slots)
+        carried = np.zeros(self.topology.num_links)
+        for count, transfer in zip(counts.tolist(), self.wiring.transfers, strict=True):
+            if count:
+                carried[transfer.links] += np.rint(count) * transfer.bytes_on_links
+        capacity = np.asarray(self.topology.bandwidth_bytes_per_s) * (self.step_ns / 1e9)
+        return LinkLoads(bytes_carried=carried, utilisation=carried / capacity)
+
+    @cached_property
+    def basis(self) -> dict[str, float]:
+        """Shares of the compute time that rest on measured, fitted and nominal numbers."""
+        totals = np.zeros(len(BASES))
+        for actor in self.actors:
+            table, counts = self.tables[actor.index], self.operator_counts(actor.index)
+            work = table.costs.work_ns[counts.signature] * counts.count * len(actor.ranks)
+            np.add.at(totals, table.basis[counts.signature], work)
+        total = totals.sum()
+        return {name: float(part / total) if total else 0.0 for name, part in zip(BASES, totals, strict=True)}
+
+    def _starts_in_window(self, times: Times) -> npt.NDArray[np.bool_]:
+        return np.asarray((times.start_ns >= self.step_start_ns) & (times.start_ns < self.step_end_ns))
+
+    def _rows_in_window(self, actor: int) -> npt.NDArray[np.int64]:
+        """The call rows (in the program's order) that began in the window."""
+        program = self.programs[actor]
+        calls = np.flatnonzero((program.kind == Order.CALL) & self._starts_in_window(self.times[actor]))
+        counts = program.count[calls].astype(np.int64)
+        offset = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(program.arg[calls].astype(np.int64), counts) + offset
+
+
+def axis_name(group: str) -> str:
+    """The mesh axis a group belongs to: `tp` for `mesh_tp`."""
+    return group.removeprefix("mesh_") or "group"
