@@ -38,7 +38,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLoads:
-    """What each link of the topology carried in the window."""
+    """What each link of the topology carries in a step."""
 
     bytes_carried: npt.NDArray[np.float64]
     utilisation: npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ class LinkLoads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Calls of one kind and size that a rank makes in the window."""
+    """Calls of one kind and size that a rank makes in a step."""
 
     op: str
     axis: str
@@ -61,7 +61,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCounts:
-    """How often each signature ran in the window, by phase: parallel columns."""
+    """How often each signature ran in the last step, by phase: parallel columns."""
 
     signature: npt.NDArray[np.int64]
     phase: npt.NDArray[np.int64]
@@ -170,10 +170,10 @@ class Timeline:
         return unroll(view, self.programs[index], self.times[index], self.tables[index], self.axes(index), self._window)
 
     def transactions(self, rank: int) -> list[Transaction]:
-        """The calls of `rank` in the window, by operator, axis and size."""
+        """The calls of `rank` in its last step, by operator, axis and size."""
         index = self.actor_of(rank).index
         program, axes = self.programs[index], self.axes(index)
-        counts = np.bincount(program.row_pattern[self._rows_in_window(index)], minlength=len(program.patterns))
+        counts = np.bincount(program.row_pattern[self._calls_of_step(index)], minlength=len(program.patterns))
         found = []
         for k, (pattern, count) in enumerate(zip(program.patterns, counts.tolist(), strict=True)):
             if count:
@@ -192,10 +192,10 @@ class Timeline:
         return found
 
     def operator_counts(self, actor: int) -> OperatorCounts:
-        """How often an actor ran each operator in the window."""
-        program, times = self.programs[actor], self.times[actor]
+        """How often an actor ran each operator in its last step."""
+        program = self.programs[actor]
         records = self.actors[actor].rank_class.records.records
-        runs = np.flatnonzero((program.kind == Order.RUN) & self._starts_in_window(times))
+        runs = np.flatnonzero((program.kind == Order.RUN) & self._in_step(actor))
         marks = np.zeros(len(records) + 1, dtype=np.int64)
         np.add.at(marks, program.first_record[runs], 1)
         np.add.at(marks, program.last_record[runs] + 1, -1)
@@ -208,10 +208,10 @@ class Timeline:
 
     @cached_property
     def link_loads(self) -> LinkLoads:
-        """Bytes and utilisation of every link in the window."""
+        """Bytes and utilisation of every link in one step."""
         counts = np.zeros(len(self.wiring.transfers))
         for index, program in enumerate(self.programs):
-            rows = self._rows_in_window(index)
+            rows = self._calls_of_step(index)
             if len(rows):
                 ids = self.wiring.transfer_of_pattern[index][program.row_pattern[rows]]
                 slots = self.wiring.slots[self.wiring.channel_of_edge[index][program.row_edge[rows]]]
@@ -234,13 +234,19 @@ class Timeline:
         total = totals.sum()
         return {name: float(part / total) if total else 0.0 for name, part in zip(BASES, totals, strict=True)}
 
-    def _starts_in_window(self, times: Times) -> npt.NDArray[np.bool_]:
-        return np.asarray((times.start_ns >= self.step_start_ns) & (times.start_ns < self.step_end_ns))
-
-    def _rows_in_window(self, actor: int) -> npt.NDArray[np.int64]:
-        """The call rows (in the program's order) that began in the window."""
+    def _in_step(self, actor: int) -> npt.NDArray[np.bool_]:
+        """The instructions of the actor's own last step: ranks of a pipeline are not all in it at the same time."""
         program = self.programs[actor]
-        calls = np.flatnonzero((program.kind == Order.CALL) & self._starts_in_window(self.times[actor]))
+        number = np.arange(len(program))
+        steps = program.steps
+        first = int(steps[-2]) + 1 if len(steps) >= 2 else program.first_work
+        last = int(steps[-1]) if len(steps) else len(program) - 1
+        return np.asarray((number >= first) & (number <= last))
+
+    def _calls_of_step(self, actor: int) -> npt.NDArray[np.int64]:
+        """The call rows, in the program's order, of the actor's last step."""
+        program = self.programs[actor]
+        calls = np.flatnonzero((program.kind == Order.CALL) & self._in_step(actor))
         counts = program.count[calls].astype(np.int64)
         offset = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(program.arg[calls].astype(np.int64), counts) + offset
