@@ -162,6 +162,7 @@ def test_jitter_follows_its_seed():
 def test_bytes_on_links_are_the_bytes_sent():
     timeline = run(data_parallel(8, buckets=(16 * MIB,)))
     tier = timeline.topology.tier("gpu")
+    assert tier is not None
     carried = timeline.link_loads.bytes_carried[tier.first : tier.first + tier.num_links]
     # a ring all-reduce: every GPU sends and receives 2 (n - 1) / n of the buffer
     assert carried.sum() == pytest.approx(2 * 8 * 2 * 7 / 8 * 16 * MIB, rel=1e-6)
@@ -171,6 +172,7 @@ def test_bytes_on_links_are_the_bytes_sent():
 def test_a_message_loads_the_links_between_its_ends_alone():
     timeline = run(pipeline(2, 8, 3, size=MIB))
     nic = timeline.topology.tier("nic")
+    assert nic is not None
     carried = timeline.link_loads.bytes_carried[nic.first : nic.first + nic.num_links]
     assert carried.sum() == pytest.approx(2 * 8 * 3 * MIB)
 
