@@ -14,6 +14,7 @@ from rich.console import Console
 from sandtable import cluster as clusters
 from sandtable.errors import LaunchError, SandtableError, ScriptError
 from sandtable.report import print_summary
+from sandtable.report.clusters import print_cluster, print_clusters
 from sandtable.trace import Trace, summarise
 from sandtable.vgpu import Job, TerminalView, core_path, launch
 
@@ -26,6 +27,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Rehearse a distributed training run on virtual GPUs before you pay for it.",
 )
+
+cluster_app = typer.Typer(no_args_is_help=True, help="What exists: list the catalogue, or show one cluster.")
+app.add_typer(cluster_app, name="cluster")
 
 _RUN_HELP = """Run a training script on virtual GPUs, in the place of torchrun.
 
@@ -120,19 +124,25 @@ def show(path: Annotated[Path, typer.Argument(help="a trace, or the directory of
     print_summary(summarise(trace), console)
 
 
-@app.command("cluster")
-def cluster_command(
-    name: Annotated[str | None, typer.Argument(help="a cluster of the catalogue, or a TOML file")] = None,
-) -> None:
-    """List the clusters of the catalogue, or show one.
+@cluster_app.command("list")
+def list_clusters() -> None:
+    """List the machines of the catalogue.
 
-    Examples: sandtable cluster; sandtable cluster dgx-h100
+    Example: sandtable cluster list
     """
-    console = Console()
-    for each in [name] if name else clusters.names():
-        found = clusters.load(each)
-        memory = found.device.memory_bytes / 2**30
-        console.print(f"{found.name:16} {found.gpus_per_node} × {found.device.name}, {memory:.1f} GiB", highlight=False)
+    print_clusters([clusters.load(name) for name in clusters.names()], clusters.network_names(), Console())
+
+
+@cluster_app.command("show")
+def show_cluster(
+    name: Annotated[str, typer.Argument(help="a machine, with a network such as rtx4090+25gbe, or a TOML file")],
+    nnodes: Annotated[int | None, typer.Option("--nnodes", min=1, help="number of nodes")] = None,
+) -> None:
+    """Show a cluster: devices, links with units, status and source, price, and a picture of the topology.
+
+    Example: sandtable cluster show dgx-h100 --nnodes 64
+    """
+    print_cluster(clusters.load(name, nodes=nnodes), Console())
 
 
 def main() -> None:

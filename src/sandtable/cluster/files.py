@@ -69,7 +69,7 @@ def _rule(message: str) -> str:
     """Pydantic's `Input should be a valid integer` as the end of a sentence that begins with `<key> must be`."""
     for opening in ("Input should be ", "Input should "):
         message = message.removeprefix(opening)
-    return message
+    return "a table" if message.startswith("a valid dictionary") else message
 
 
 def _find(model: type[BaseModel], path: list[str]) -> tuple[dict[str, FieldInfo], FieldInfo | None]:

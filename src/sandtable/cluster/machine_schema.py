@@ -24,6 +24,7 @@ __all__ = [
     "ScaleUpTable",
     "SiteTable",
     "SwitchTable",
+    "check_adapters",
 ]
 
 Nodes = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -17,14 +17,16 @@ What stands for what:
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sandtable.cluster.cluster import Cluster
 from sandtable.cluster.device import Device
-from sandtable.cluster.links import Tier, fleet_of, switch_name, tiers_of
+from sandtable.cluster.links import Tier, TierLinks, fleet_of, switch_name, tiers_of
 from sandtable.cluster.node import NodeKind
+from sandtable.cluster.picture import describe_tier, draw
 from sandtable.errors import ClusterError
 
 __all__ = ["Tier", "Topology"]
@@ -113,6 +115,28 @@ class Topology:
         unit, way = divmod(int(link) - tier.first, tier.links_per_unit)
         direction = "" if tier.links_per_unit == 1 else (" out", " in")[way]
         return f"{self._unit_name(tier.name, unit)}{direction}"
+
+    def describe(self) -> dict[str, Any]:
+        """The cluster as plain data to draw: its tiers with the range of their rates, and its tree of switches."""
+        links = [
+            TierLinks(
+                tier=tier,
+                nominal_bytes_per_s=self.nominal_bytes_per_s[tier.first : tier.first + tier.num_links],
+                bandwidth_bytes_per_s=self.bandwidth_bytes_per_s[tier.first : tier.first + tier.num_links],
+                latency_ns=self.latency_ns[tier.first : tier.first + tier.num_links],
+            )
+            for tier in self.tiers
+        ]
+        return {
+            "name": self.cluster.name,
+            "title": self.cluster.title,
+            "num_nodes": self.num_nodes,
+            "num_gpus": self.cluster.num_devices,
+            "num_ranks": self.num_ranks,
+            "rails": self.cluster.fabric.rails,
+            "tiers": [describe_tier(each) for each in links],
+            "tree": draw(self.cluster, self._fleet, tuple(links)),
+        }
 
     def _checked(self, ranks: npt.ArrayLike) -> Ints:
         array = np.atleast_1d(np.asarray(ranks)).astype(np.int32)

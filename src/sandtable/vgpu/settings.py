@@ -86,7 +86,7 @@ class Job:
             group_rank=rank // self.nproc_per_node,
             num_steps=self.num_steps,
             max_operators=self.max_operators,
-            device=self.cluster.device,
+            device=self.cluster.device_of(rank, processes_per_node=self.nproc_per_node),
             gpus_per_node=self.cluster.gpus_per_node,
         )
 

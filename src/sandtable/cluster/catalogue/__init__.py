@@ -9,14 +9,24 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from sandtable.cluster.assembly import assemble, take
 from sandtable.cluster.building import build_fabric, build_nics, build_node, fitting
 from sandtable.cluster.cluster import Cluster, NodeGroup
 from sandtable.cluster.device import Device, Rates
 from sandtable.cluster.files import File, check, did_you_mean, read
 from sandtable.cluster.generations import efficiency_of
-from sandtable.cluster.machine_schema import GroupedFile, GroupTable, MachineFile, NetworkFile, NodeFile
-from sandtable.cluster.node import NodeKind
+from sandtable.cluster.machine_schema import (
+    GroupedFile,
+    GroupTable,
+    MachineFile,
+    NetworkFile,
+    NicsTable,
+    NodeFile,
+    check_adapters,
+)
+from sandtable.cluster.node import Nics, NodeKind
 from sandtable.cluster.schema import DeviceFile, Peak
 from sandtable.errors import ClusterError
 from sandtable.units import GB, TERA
@@ -30,7 +40,7 @@ def load(name: str | Path, *, nodes: int | None = None) -> Cluster:
     `rtx4090+25gbe` is the machine `rtx4090` with the network `25gbe` in place of its own. A file may say how many nodes
     there are: as many without `nodes`, and never more. Others can be had in any number, 1 without `nodes`.
     """
-    base, _, network = (str(name), "", "") if str(name).endswith(".toml") else str(name).partition("+")
+    base, network = _split(str(name))
     file = _machine_file(base)
     data = read(file)
     if "groups" in data:
@@ -85,6 +95,12 @@ def _machine_file(name: str, *, beside: Path | Traversable | None = None) -> Pat
     return _entry("machines", name, what="cluster", hint="or give the path of a .toml file")
 
 
+def _split(name: str) -> tuple[str, str]:
+    """The machine and the network of `rtx4090+25gbe`; a path that ends in .toml is a machine whole."""
+    base, plus, network = name.rpartition("+")
+    return (base, network) if plus and not name.endswith(".toml") else (name, "")
+
+
 def _stem(name: str | Path) -> str:
     return Path(name).stem if str(name).endswith(".toml") else str(name).replace(".toml+", "+").rpartition("/")[2]
 
@@ -137,9 +153,11 @@ def _group_kind(table: GroupTable, inline: object, file: File, *, within: str) -
         key = f"{within}.machine"
         machine = check(_without_table(inline, "device", table.machine), NodeFile, file=file, within=key)
         device = _device_of(machine.device, inline.get("device"), file, within=f"{key}.device")
+        if table.nics:
+            _group_nics(table.nics, machine.gpus_per_node, file, within)
         return build_node(table.machine, machine, device, nics=table.nics)
     try:
-        base, _, network = (table.machine, "", "") if table.machine.endswith(".toml") else table.machine.partition("+")
+        base, network = _split(table.machine)
         source = _machine_file(base, beside=file if isinstance(file, Path) else None)
         data = read(source)
         if "groups" in data:
@@ -147,7 +165,15 @@ def _group_kind(table: GroupTable, inline: object, file: File, *, within: str) -
         kind = _equal(_stem(table.machine), data, source, network=network, nodes=1).groups[0].kind
     except ClusterError as error:
         raise ClusterError(f"{file}: {within}.machine: {error}") from None
-    return replace(kind, nics=build_nics(table.nics, num_gpus=kind.num_gpus)) if table.nics else kind
+    return replace(kind, nics=_group_nics(table.nics, kind.num_gpus, file, within)) if table.nics else kind
+
+
+def _group_nics(table: NicsTable, num_gpus: int, file: File, within: str) -> Nics:
+    try:
+        check_adapters(table, num_gpus)
+    except PydanticCustomError as error:
+        raise ClusterError(f"{file}: {within}.{(error.context or {})['key']} {error.message()}") from None
+    return build_nics(table, num_gpus=num_gpus)
 
 
 def _network(name: str) -> NetworkFile:
