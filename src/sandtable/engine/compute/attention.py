@@ -2,8 +2,10 @@
 
 The arithmetic is that of `trace.flops`, which counts a causal mask's whole square: kernels skip the blocks above the
 diagonal, so of n blocks a side they do (n + 1) / 2n. How much of the peak is reached depends on the kernel (flash,
-memory-efficient, cuDNN), on the pass, on how many keys a query meets (each block of queries starts and ends with work
-that the number of keys does not grow: half speed at `ramp_keys`), and on the size of a head.
+memory-efficient, cuDNN), on the pass, on how many keys a query meets (a block of queries starts and ends with work
+that does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head.
+
+    time = waves · num_sms · block · (keys + ramp_keys) · FLOPs of a query with a key / (peak · share)
 
 Dao 2023 (FlashAttention-2) shows these curves for A100 and H100.
 """
@@ -21,6 +23,7 @@ from sandtable.trace.signature import Signature, TensorSpec
 __all__ = ["Attention"]
 
 _BLOCK = 128
+_SMALLEST_BLOCK = 16
 _FULL_HEAD = 128
 _HEAD_RAMP = 16
 _FLOAT32_SHARE = 0.5
@@ -46,39 +49,37 @@ class Attention(Family):
     )
 
     def work_ns(self, signature: Signature) -> float:
-        query, key = _query_key(signature)
-        batch_heads, num_queries, head_dim = _sizes(query, signature)
-        num_keys = _sizes(key, signature)[1]
-        work = float(flops(signature))
-        mean_keys = float(num_keys)
-        if is_causal(signature):
-            blocks = max(1, ceil(num_keys / _BLOCK))
-            work, mean_keys = work * (blocks + 1) / (2 * blocks), num_keys / 2
-        rate = self._rate(signature) * _head_share(head_dim) * mean_keys
-        rate /= mean_keys + self.device.efficiency.attention.ramp_keys
-        rate *= self._busy_share(batch_heads * ceil(num_queries / _BLOCK))
-        products_ns = work * 1e9 / rate if rate else 0.0
+        products_ns = self._products_ns(signature)
         bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
         return self.streaming.kernel_ns * (2 if is_backward(signature) else 1) + slower_of(products_ns, bytes_ns)
 
+    def _products_ns(self, signature: Signature) -> float:
+        """Blocks of queries, each of which meets its keys and pays for `ramp_keys` more, dealt out in waves."""
+        num_rows, num_queries, head_dim = _queries(signature)
+        total = flops(signature)
+        if not total:
+            return 0.0
+        flops_per_pair = 2 * head_dim * (5 if is_backward(signature) else 2)
+        key_blocks = ceil(total / (num_rows * num_queries * flops_per_pair) / _BLOCK)
+        keys = _BLOCK * ((key_blocks + 1) / 2 if is_causal(signature) else key_blocks)
+        block = min(_BLOCK, max(_SMALLEST_BLOCK, 1 << (num_queries - 1).bit_length()))
+        waves = ceil(num_rows * ceil(num_queries / block) / self.device.num_sms)
+        pairs = waves * self.device.num_sms * block * (keys + self.device.efficiency.attention.ramp_keys)
+        return pairs * flops_per_pair * 1e9 / (self._rate(signature) * _head_share(head_dim))
+
     def basis(self, signature: Signature) -> Basis:
-        """Fits are to flash attention on matrix units."""
+        """Fits are to a kernel as fast as the memory-efficient one; flash and cuDNN follow published curves."""
         status = self.device.efficiency.attention.status
-        return "nominal" if status == "fitted" and kernel_of(signature) != "flash" else cast(Basis, status)
+        return "nominal" if status == "fitted" and kernel_of(signature) != "efficient" else cast(Basis, status)
 
     def _rate(self, signature: Signature) -> float:
         """Operations a second for many keys and heads of 128."""
-        rate = best_rate(self.device, _query_key(signature)[0].dtype)
-        if not rate.on_matrix_units:
+        rate = best_rate(self.device, _query(signature).dtype)
+        if not rate.on_matrix_units and self.device.vendor != "cpu":
             return rate.peak * _FLOAT32_SHARE
         direction = "backward" if is_backward(signature) else "forward"
         share: float = getattr(self.device.efficiency.attention, f"{kernel_of(signature)}_{direction}_share")
         return rate.peak * share
-
-    def _busy_share(self, num_blocks: int) -> float:
-        """Blocks of queries are dealt to the multiprocessors in waves; the last may be short."""
-        num_sms = self.device.num_sms
-        return num_blocks / (ceil(num_blocks / num_sms) * num_sms) if num_blocks else 1.0
 
 
 def kernel_of(signature: Signature) -> str:
@@ -97,7 +98,7 @@ def is_causal(signature: Signature) -> bool:
     """
     arguments = signature.arguments
     if signature.name in _MASK_TYPE_AT:
-        return arguments[_MASK_TYPE_AT[signature.name]] in (1, 2)
+        return arguments[_MASK_TYPE_AT[signature.name] :][:1] in ([1], [2])
     for before, argument in pairwise(arguments):
         follows_number = isinstance(before, int | float) and not isinstance(before, bool)
         if isinstance(argument, bool) and (follows_number or isinstance(before, list)):
@@ -105,16 +106,15 @@ def is_causal(signature: Signature) -> bool:
     return False
 
 
-def _query_key(signature: Signature) -> tuple[TensorSpec, TensorSpec]:
-    start = 1 if is_backward(signature) else 0
-    return signature.inputs[start], signature.inputs[start + 1]
+def _queries(signature: Signature) -> tuple[int, int, int]:
+    """(batch times heads, queries, numbers a head); the lower-level kernels have the sequence before the heads."""
+    *batch, first, second, head_dim = _query(signature).shape
+    heads, num_queries = (first, second) if "scaled_dot_product" in signature.name else (second, first)
+    return (batch[0] if batch else 1) * heads, num_queries, head_dim
 
 
-def _sizes(spec: TensorSpec, signature: Signature) -> tuple[int, int, int]:
-    """(batch times heads, sequence, dim); the lower-level kernels have the sequence before the heads."""
-    *batch, first, second, dim = spec.shape
-    heads, sequence = (first, second) if "scaled_dot_product" in signature.name else (second, first)
-    return (batch[0] if batch else 1) * heads, sequence, dim
+def _query(signature: Signature) -> TensorSpec:
+    return signature.inputs[1 if is_backward(signature) else 0]
 
 
 def _head_share(head_dim: int) -> float:

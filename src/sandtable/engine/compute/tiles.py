@@ -48,7 +48,6 @@ _VECTOR_TILES = ((128, 128, 1.0), (128, 64, 0.95), (64, 128, 0.95), (64, 64, 0.8
 """Rows, columns, and the share of the best tile's speed: small tiles fetch more for each number they compute."""
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
-_SMALLEST_SPLIT_K = 256
 _K_STEP = 32
 
 
@@ -57,12 +56,7 @@ def tiled_ns(product: Product, workshop: Workshop) -> float:
     if not product.flops:
         return 0.0
     tiles = _MATRIX_TILES if workshop.on_matrix_units else _VECTOR_TILES
-    return min(
-        _one_ns(product, workshop, tile, splits)
-        for tile in tiles
-        for splits in _SPLITS
-        if splits == 1 or product.k >= splits * _SMALLEST_SPLIT_K
-    )
+    return min(_one_ns(product, workshop, tile, splits) for tile in tiles for splits in _SPLITS)
 
 
 def _one_ns(product: Product, workshop: Workshop, tile: tuple[int, int, float], splits: int) -> float:
