@@ -128,11 +128,13 @@ def _speeds(
     return table
 
 
+# What NCCL uses at most (nccl): two thread blocks for each NVLink of a V100 or A100, 24 or 16 on Hopper, 32 for NVLS on
+# Blackwell. LL128 is left out where no calibrated curve shows its lower latency.
 _VOLTA = Generation(
     name="volta",
     speeds=_speeds(
-        ll_max=(39.0, 39.0, 20.4),  # nccl
-        ring_simple=replace(_RING_SIMPLE, base_ns=20.0 * _US, nvlink_ns=4.2 * _US),
+        ll_max=(29.0, 39.0, 20.4),  # within a node fitted (nccl: 39); between nodes nccl
+        ring_simple=replace(_RING_SIMPLE, base_ns=14.0 * _US, nvlink_ns=4.7 * _US),  # fitted
         has_ll128=False,
     ),
     num_channels=12,
@@ -145,45 +147,38 @@ _VOLTA = Generation(
 _AMPERE = Generation(
     name="ampere",
     speeds=_speeds(
-        ll_max=(25.0, 22.5, 19.0),  # within a node fitted (nccl says 87.7, the curves never show it); between: nccl
-        ring_simple=replace(
-            _RING_SIMPLE, base_ns=32.0 * _US, nvlink_ns=2.8 * _US, ramp_ns=60.0 * _US, ramp_scale_ns=100.0 * _US
+        ll_max=(25.0, 22.5, 19.0),  # within a node fitted (nccl: 87.7); between nodes nccl
+        ring_simple=replace(  # fitted
+            _RING_SIMPLE, base_ns=31.0 * _US, nvlink_ns=3.1 * _US, ramp_ns=28.0 * _US, ramp_scale_ns=140.0 * _US
         ),
         has_ll128=False,
     ),
     num_channels=24,
     num_nvls_channels=0,
     num_p2p_channels=8,
-    extra_steps=0.4,
+    extra_steps=0.45,  # fitted
     nvls_share=0.0,
 )
 
+_NVLS_FITTED = replace(_NVLS, ramp_ns=74.0 * _US, ramp_scale_ns=53.0 * _US)
+
 _HOPPER = Generation(
     name="hopper",
-    speeds=_speeds(
-        ll_max=(141.0, 45.0, 35.0),  # nccl
-        ring_simple=_RING_SIMPLE,
-        nvls=replace(_NVLS, ramp_ns=80.0 * _US, ramp_scale_ns=40.0 * _US),
-        has_ll128=True,
-    ),
+    speeds=_speeds(ll_max=(141.0, 45.0, 35.0), ring_simple=_RING_SIMPLE, nvls=_NVLS_FITTED, has_ll128=True),  # nccl
     num_channels=24,
     num_nvls_channels=16,
     num_p2p_channels=8,
     extra_steps=0.0,
-    nvls_share=0.834,
+    nvls_share=0.834,  # fitted: 480 GB/s of bus bandwidth = 14/9 x 0.834 x 370 GB/s; nccl: 0.85
 )
 
 _BLACKWELL = Generation(
     name="blackwell",
-    speeds=_speeds(
-        ll_max=(282.0, 90.0, 70.0),  # nccl
-        ring_simple=_RING_SIMPLE,
-        nvls=replace(_NVLS, ramp_ns=80.0 * _US, ramp_scale_ns=40.0 * _US),
-        has_ll128=True,
-    ),
+    speeds=_speeds(ll_max=(282.0, 90.0, 70.0), ring_simple=_RING_SIMPLE, nvls=_NVLS_FITTED, has_ll128=True),  # nccl
     num_channels=24,
     num_nvls_channels=32,
     num_p2p_channels=8,
     extra_steps=0.0,
-    nvls_share=0.834 * 0.74 / 0.85,
+    # nccl: 0.74 of 18 links of 40.1 GB/s, scaled as Hopper's 0.85 of 18 x 20.6 GB/s turned out, over the ring's rate
+    nvls_share=0.767,
 )

@@ -43,7 +43,9 @@ class Ring(Algorithm):
         if not passes:
             local, remote = _cut_open(job, local), _cut_open(job, remote)
         pattern = draw(job.topology, [[local, remote]], steps, slowest=slowest)
-        return _with_copies(pattern, job, generation) if passes == 2.0 and not job.spans_nodes else pattern
+        if passes == 2.0 and job.has_nvlink and not job.spans_nodes:
+            return _with_copies(pattern, job, generation)
+        return pattern
 
 
 def local_flow(job: Job, per_edge: float) -> Flow:
