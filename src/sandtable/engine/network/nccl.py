@@ -108,11 +108,19 @@ def _with_protocols(
 
 def _work_ns(pattern: Pattern, speeds: Speeds, job: Job, size_bytes: int) -> float:
     """Time on the fullest link, or at the protocol's highest rate, and the filling of the pipeline."""
-    wire_ns = 1e9 * size_bytes * pattern.seconds_per_byte / speeds.wire_share
+    rate_share = speeds.wire_share * _medium_share(speeds, size_bytes)
+    wire_ns = 1e9 * size_bytes * pattern.seconds_per_byte / rate_share
     bound = speeds.max_bytes_per_s[min(job.layout.max_nodes, 3) - 1]
     if bound:
         wire_ns = max(wire_ns, 1e9 * size_bytes * bus_factor(job.op, job.size) / bound)
     return wire_ns + speeds.ramp_ns * wire_ns / (wire_ns + speeds.ramp_scale_ns)
+
+
+def _medium_share(speeds: Speeds, size_bytes: int) -> float:
+    """Between two sizes of the table, in proportion to the doublings."""
+    doublings = np.log2(max(size_bytes, 64) / 64)
+    shares = (*speeds.medium_shares, 1.0)
+    return float(np.interp(doublings, np.arange(len(shares)), shares))
 
 
 def _latency_ns(pattern: Pattern, speeds: Speeds, tree: Speeds, protocol: str, job: Job) -> float:

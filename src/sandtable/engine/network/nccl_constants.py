@@ -47,7 +47,8 @@ class Speeds:
     A call costs `base_ns`, then `nvlink_ns` or `pcie_ns` a step within a node and `net_ns` a step between nodes, plus
     the wire's own delay `num_trips` times. `wire_share` is the share of the wire that is data; `max_bytes_per_s`
     bounds the bus bandwidth on 1, 2 and more nodes (0: nothing does). While the pipeline fills, work of w ns takes
-    w + ramp_ns * w / (w + ramp_scale_ns): nearly twice as long when small, the same when large.
+    w + ramp_ns * w / (w + ramp_scale_ns): longer by a constant when large. `medium_shares` are the shares of the rate
+    that messages of 64 bytes and every doubling reach, 1 above the last.
     """
 
     base_ns: float
@@ -59,6 +60,7 @@ class Speeds:
     max_bytes_per_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     ramp_ns: float = 0.0
     ramp_scale_ns: float = 1.0
+    medium_shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +96,36 @@ def generation_of(device: Device) -> Generation:
 _RING_LL = Speeds(base_ns=6.6 * _US, nvlink_ns=0.6 * _US, pcie_ns=1.0 * _US, net_ns=2.7 * _US, wire_share=0.5)
 _RING_LL128 = Speeds(base_ns=14.0 * _US, nvlink_ns=1.9 * _US, pcie_ns=2.5 * _US, net_ns=4.0 * _US, wire_share=0.92)
 _RING_SIMPLE = Speeds(base_ns=8.4 * _US, nvlink_ns=3.4 * _US, pcie_ns=5.7 * _US, net_ns=1.4 * 14.0 * _US, num_trips=2)
-_TREE_LL = Speeds(base_ns=6.8 * _US, nvlink_ns=0.6 * _US, pcie_ns=1.0 * _US, net_ns=5.0 * _US, wire_share=0.92 / 3.8)
+_TREE_LL = Speeds(
+    base_ns=6.8 * _US,
+    nvlink_ns=0.6 * _US,
+    pcie_ns=1.0 * _US,
+    net_ns=5.0 * _US,
+    wire_share=0.92 / 3.8,
+    medium_shares=(1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1),
+)
 _TREE_LL128 = Speeds(
-    base_ns=14.0 * _US, nvlink_ns=1.25 * _US, pcie_ns=1.9 * _US, net_ns=8.5 * _US, wire_share=0.92 * 120 / 128
+    base_ns=14.0 * _US,
+    nvlink_ns=1.25 * _US,
+    pcie_ns=1.9 * _US,
+    net_ns=8.5 * _US,
+    wire_share=0.92 * 120 / 128,
+    medium_shares=(
+        *(1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6),
+        *(0.8, 0.9, 0.9, 0.9, 0.9, 1),
+    ),
 )
 _TREE_SIMPLE = Speeds(
-    base_ns=8.4 * _US, nvlink_ns=4.0 * _US, pcie_ns=4.0 * _US, net_ns=14.0 * _US, num_trips=2, wire_share=0.92
+    base_ns=8.4 * _US,
+    nvlink_ns=4.0 * _US,
+    pcie_ns=4.0 * _US,
+    net_ns=14.0 * _US,
+    num_trips=2,
+    wire_share=0.92,
+    medium_shares=(
+        *(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6),
+        *(0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
+    ),
 )
 _NVLS = Speeds(base_ns=25.0 * _US, nvlink_ns=0.0, pcie_ns=0.0, net_ns=20.9 * _US, num_trips=2)
 _P2P_LL = Speeds(base_ns=6.6 * _US, nvlink_ns=0.6 * _US, pcie_ns=1.0 * _US, net_ns=5.0 * _US, wire_share=0.5)
@@ -116,7 +142,7 @@ def _speeds(
         ("ring", LL): replace(_RING_LL, max_bytes_per_s=bound),
         ("ring", SIMPLE): ring_simple,
         ("tree", LL): replace(_TREE_LL, max_bytes_per_s=bound),
-        ("tree", SIMPLE): replace(_TREE_SIMPLE, ramp_ns=ramp, ramp_scale_ns=scale),
+        ("tree", SIMPLE): _TREE_SIMPLE,
         ("nvls", SIMPLE): nvls,
         ("nvls-tree", SIMPLE): replace(nvls, base_ns=nvls.base_ns + 8.4 * _US),
         ("p2p", LL): replace(_P2P_LL, max_bytes_per_s=bound),
