@@ -7,6 +7,7 @@
     ├── ScriptError             the training script itself raised or left with a non-zero status, on one rank
     ├── MismatchError           ranks whose collectives do not agree, or that wait for each other for ever
     ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
+    ├── LabError                a lab that cannot be built here, or a command it cannot run
     └── BuildError              the virtual GPU's C++ core could not be compiled or loaded
 
 A message gives the rule, the value and the remedy: `tp (6) must divide num_heads (32); try 1, 2, 4 or 8`.
@@ -16,6 +17,7 @@ Broken invariants inside sandtable are `assert`s and ordinary exceptions: they a
 __all__ = [
     "BuildError",
     "ClusterError",
+    "LabError",
     "LaunchError",
     "MismatchError",
     "SandtableError",
@@ -67,6 +69,10 @@ class MismatchError(SandtableError):
 
 class SimulationError(SandtableError):
     """A captured run whose time cannot be worked out."""
+
+
+class LabError(SandtableError):
+    """A lab that cannot be built on this machine, or that was asked for something it cannot do."""
 
 
 class BuildError(SandtableError):

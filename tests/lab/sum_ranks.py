@@ -1,0 +1,13 @@
+"""Every rank adds its number plus one to the others', and says what came out and where."""
+
+import socket
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.full((1000,), float(dist.get_rank() + 1))
+dist.all_reduce(value)
+print(f"sum {value[-1].item()} of {dist.get_world_size()} on {socket.gethostname()}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
