@@ -57,7 +57,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_lab_leaves_nothing(owner: "subprocess.Popen[str]", number: signal.Signals) -> None:
     assert len(remains(owner.pid)) == 3
-    assert sleepers() == 2
+    assert wait_until(lambda: sleepers() == 2)
     owner.send_signal(number)
     assert owner.wait(timeout=10) != 0
     assert remains(owner.pid) == []
@@ -80,7 +80,7 @@ def test_killed_lab_ends_its_processes_at_once_and_the_next_lab_removes_the_rest
 def test_sweeping_spares_the_labs_of_the_living(owner: "subprocess.Popen[str]") -> None:
     sweep()
     assert len(remains(owner.pid)) == 3
-    assert sleepers() == 2
+    assert wait_until(lambda: sleepers() == 2)
 
 
 @needs_lab
