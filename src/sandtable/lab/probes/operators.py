@@ -1,0 +1,150 @@
+"""Measure operators on the device that is here, and what Python costs between them.
+
+python -m sandtable.lab.probes.operators INPUT OUTPUT: INPUT is a JSON list of signatures. OUTPUT gets {"rows":
+[[signature, ns]], "standard": [[signature, ns]], "skipped": {operator: times}, "host": {...}, "device": {...}}.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sandtable.lab.probes.clocks import Clock, clock_for, time_calls
+from sandtable.lab.probes.replay import MOVES, Unrunnable, make_calls
+from sandtable.lab.probes.standard import standard_signatures
+
+NO_COPY_NS = 200.0
+"""Moving a tensor to the device it is on: torch hands the same tensor back."""
+
+
+def main() -> None:
+    """Measure all there is to measure, in one process."""
+    source, target = sys.argv[1:]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    clock = clock_for(device)
+    with open(source, encoding="utf-8") as file:
+        wanted: list[str] = json.load(file)
+    rows, skipped = measure(wanted, clock, device)
+    standard, _ = measure(standard_signatures(), clock, device)
+    result = {
+        "rows": rows,
+        "standard": standard,
+        "skipped": dict(skipped),
+        "host": host_costs(clock, device),
+        "device": describe(device, clock),
+    }
+    with open(target, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+def measure(signatures: list[str], clock: Clock, device: torch.device) -> tuple[list[Any], Counter[str]]:
+    """The time of each operator that can be run here; how often each other one was met."""
+    rows: list[Any] = []
+    skipped: Counter[str] = Counter()
+    with torch.no_grad():
+        for text in signatures:
+            name = json.loads(text)["op"]
+            if name in MOVES and device.type == "cpu":
+                rows.append([text, NO_COPY_NS])
+                continue
+            try:
+                with torch.enable_grad():  # attention's backward is autograd's
+                    calls = make_calls(text, device)
+                rows.append([text, time_calls(clock, calls) * 1e9])
+            except (Unrunnable, RuntimeError, TypeError, AttributeError, NotImplementedError):
+                skipped[name] += 1
+    return rows, skipped
+
+
+def host_costs(clock: Clock, device: torch.device) -> dict[str, float]:
+    """Nanoseconds of Python and bookkeeping for each operator, above what the bare operator takes, by phase.
+
+    A stack of layers on almost no data: its time is all overhead. Forward runs 3 operators a layer (norm, product,
+    activation), backward 5 and the accumulation of 4 gradients, and an AdamW step 12 for each parameter.
+    """
+    num_layers, width = 16, 8
+    layers = [
+        torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.GELU())
+        for _ in range(num_layers)
+    ]
+    model = torch.nn.Sequential(*layers).to(device)
+    x = torch.rand(2, width, device=device)
+    small = torch.rand(2, width, device=device)
+    loss = model(x).sum()
+    params = list(model.parameters())
+
+    def back() -> None:
+        torch.autograd.grad(loss, params, retain_graph=True)
+
+    bare = time_calls(clock, [lambda: torch.ops.aten.mul.Tensor(small, small)])
+    forward = time_calls(clock, [lambda: model(x)])
+    backward = time_calls(clock, [back])
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    one_by_one = torch.optim.AdamW(params, foreach=False)
+    together = torch.optim.AdamW(params, foreach=True)
+    apart_s = time_calls(clock, [one_by_one.step])
+    together_s = time_calls(clock, [together.step])
+    excess = {
+        "forward_ns": forward / (3 * num_layers) - bare,
+        "backward_ns": backward / (5 * num_layers) - bare,
+        "optimizer_ns": bare,
+        "tensor_ns": (apart_s - together_s) / (12 * len(params)),
+        "bare_ns": bare,
+    }
+    return {name: max(0.0, seconds * 1e9) for name, seconds in excess.items()}
+
+
+def describe(device: torch.device, clock: Clock) -> dict[str, Any]:
+    """What the device is."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return {
+            "type": "cuda",
+            "name": found.name,
+            "vendor": "amd" if torch.version.hip else "nvidia",
+            "capability": [found.major, found.minor],
+            "num_sms": found.multi_processor_count,
+            "memory_bytes": found.total_memory,
+            "l2_bytes": found.L2_cache_size,
+            "threads": 1,
+            "share": 1.0,
+        }
+    return {
+        "type": "cpu",
+        "name": cpu_name(),
+        "vendor": "cpu",
+        "capability": [8, 0],
+        "num_sms": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "l2_bytes": cache_bytes(),
+        "threads": torch.get_num_threads(),
+        "share": clock.share,
+    }
+
+
+def cache_bytes() -> int:
+    """The largest cache of the first processor, as Linux tells it; 1 MiB where it does not."""
+    sizes = [1 << 20]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text().strip()
+        sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]])
+    return max(sizes)
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()
