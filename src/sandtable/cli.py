@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from sandtable import cli_lab
 from sandtable import cluster as clusters
 from sandtable.errors import LaunchError, SandtableError, ScriptError
 from sandtable.report import print_summary
@@ -143,6 +144,9 @@ def show_cluster(
     Example: sandtable cluster show dgx-h100 --nnodes 64
     """
     print_cluster(clusters.load(name, nodes=nnodes), Console())
+
+
+cli_lab.register(app)
 
 
 def main() -> None:

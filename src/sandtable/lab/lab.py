@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from sandtable.lab import cores, hosts
+from sandtable.cluster import Cluster
+from sandtable.lab import cores as processors
+from sandtable.lab import hosts
+from sandtable.lab.cluster_plan import plan_for
 from sandtable.lab.counters import Traffic
 from sandtable.lab.interruption import signals_end_in_order, undisturbed
 from sandtable.lab.leftovers import end_processes, sweep
@@ -48,14 +51,17 @@ class LabResult:
 
 
 class Lab:
-    """Hosts on this machine, as planned. Use it as a context to run several commands, or `run` one and be done.
+    """Hosts on this machine, one a node of a cluster, or as planned.
+
+    Use it as a context to run several commands, or `run` one and be done. `cores` is each host's share of the
+    processors where a cluster is given (0: as much as it gets).
 
     Starting a lab first removes what a killed one left behind. Leaving it, by whatever way, ends every process on its
     hosts and removes them; after a SIGKILL the kernel ends the processes, and the next lab removes the rest.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, where: Cluster | Plan, *, cores: float = 0.0) -> None:
+        self.plan = where if isinstance(where, Plan) else plan_for(where, cores=cores)
         self._network: Network | None = None
         self._doors: list[Path | None] = []
         self._open = contextlib.ExitStack()
@@ -69,7 +75,7 @@ class Lab:
             stack.callback(_take_down, network)
             network.build()
             self._doors = [
-                cores.confine(name, host.cores) if host.cores else None
+                processors.confine(name, host.cores) if host.cores else None
                 for host, name in zip(self.plan.hosts, network.namespaces, strict=True)
             ]
             self._network = network
@@ -127,7 +133,7 @@ class Lab:
             master_address=network.addresses[0],
             interface=INTERFACE,
         )
-        share = host.cores or cores.num_cores() / len(self.plan.hosts)
+        share = host.cores or processors.num_cores() / len(self.plan.hosts)
         return hosts.start(
             host.name,
             command_for(command, seat),
@@ -142,7 +148,7 @@ def _take_down(network: Network) -> None:
         end_processes(network.namespaces, grace_s=_GRACE_S)
         network.remove()
         for name in network.namespaces:
-            cores.release(name)
+            processors.release(name)
 
 
 def _print_line(host: str, line: str) -> None:
