@@ -14,7 +14,7 @@ WIRES = {machine: topology(machine, nodes=4) for machine in MACHINES}
 GROUPS = {
     # by the number of groups and how they lie across the nodes of two GPUs or more
     "one node": lambda wires: [_on(wires, 0)],
-    "all nodes": lambda wires: [sum((_on(wires, node) for node in range(4)), [])],
+    "all nodes": lambda wires: [[rank for node in range(4) for rank in _on(wires, node)]],
     "one a node": lambda wires: [[_on(wires, node)[0] for node in range(4)]],
     "every column": lambda wires: [list(column) for column in zip(*(_on(wires, n) for n in range(4)), strict=True)],
     "uneven": lambda wires: [_on(wires, 0) + _on(wires, 2)[:1]],
