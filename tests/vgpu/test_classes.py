@@ -72,6 +72,25 @@ def test_each_pipeline_stage_is_a_class_of_its_own():
     assert len(captured) == 8
 
 
+def test_of_many_stages_that_are_all_alike_some_are_sampled():
+    book = book_of(512, mesh_groups(pp=64, dp=4, tp=2))
+    found, captured = capture(book, range(0, 512, 8), lambda rank: f"stage {rank // 8}")
+    assert set(found.classes.values()) == {tuple(range(s, s + 8)) for s in range(0, 512, 8)}
+    assert len(captured) == 64 + 16
+    assert {7, 511} <= captured, "the first stage and the last are among them"
+
+
+def test_all_stages_are_sampled_when_one_is_not_what_it_seemed():
+    book = book_of(512, mesh_groups(pp=64, dp=4, tp=2))
+
+    def work(rank: int) -> str:
+        return f"stage {rank // 8} {rank % 8 == 7}"
+
+    found, captured = capture(book, range(0, 512, 8), work)
+    assert set(found.classes.values()) == truth(512, work)
+    assert len(captured) >= 128
+
+
 def test_stages_of_equal_work_become_one_class():
     book = book_of(64, mesh_groups(pp=4, dp=4, tp=4))
     found, _ = capture(book, range(0, 64, 16), lambda rank: str(min(1, rank // 16)))

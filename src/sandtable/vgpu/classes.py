@@ -6,7 +6,8 @@ point: the stages of a pipeline), or a *sample* if it was started to check that 
 A group that holds two primaries is one across which the work differs: a pipeline, or the world once there is a
 pipeline. Groups made like it are *splitting*; through all other groups the work is expected to be the same. Ranks
 connected through those are one *component*, and a component is one class until its samples say otherwise
-(`splits.py`). With tp 8, pp 16, dp 24: 16 primaries, 16 components of 192 ranks, 16 samples when nothing differs.
+(`splits.py`). With tp 8, pp 16, dp 24: 16 primaries, 16 components of 192 ranks, 16 samples when nothing differs. Of
+more components than `Limits.max_confirmations` only so many are sampled, as long as none of them differs.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,9 @@ class Limits:
     """More different ranks than this in a component (the first, the last, the others) follow no simple rule, as shards
     that cut parameters at different places do: all of them are captured, if they are at most `max_irregular`."""
     max_irregular: int = 64
+    max_confirmations: int = 16
+    """When so many components turned out to be what they were believed to be, and none did not, the others (further
+    stages of a long pipeline) are believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +121,27 @@ def plan(
         return Plan(again=tuple(again))
     survey = _Survey.of(book, gpus_per_node, limits)
     lessons = [survey.study(body, digests) for body in bodies]
-    samples = sorted({rank for lesson in lessons for rank in lesson.ask})
+    asking = _to_confirm(bodies, lessons, digests, limits.max_confirmations)
+    samples = sorted({rank for lesson in asking for rank in lesson.ask})
     leaves = [leaf for lesson in lessons for leaf in lesson.leaves]
     if samples:
         return Plan(samples=tuple(samples))
     unsure = [(int(body.ranks[0]), len(body.ranks)) for body in bodies if survey.is_unsure(body, digests)]
     return Plan(classes=_classes(leaves, digests), unsure=tuple(unsure))
+
+
+def _to_confirm(
+    bodies: Sequence["_Body"], lessons: Sequence[Lesson], digests: Mapping[int, str], enough: int
+) -> list[Lesson]:
+    """The lessons whose questions are asked: all, but of many components that are all alike only some, spread out."""
+    plain = [len({digests[rank] for rank in body.captured}) == 1 for body in bodies]
+    unconfirmed = [k for k, body in enumerate(bodies) if len(body.captured) == 1 and lessons[k].ask]
+    if not all(plain) or len(bodies) <= enough:
+        return list(lessons)
+    room = max(enough - (len(bodies) - len(unconfirmed)), 0)
+    chosen = set(np.linspace(0, len(unconfirmed) - 1, room).astype(int).tolist()) if room else set()
+    left_out = {k for place, k in enumerate(unconfirmed) if place not in chosen}
+    return [lesson for k, lesson in enumerate(lessons) if k not in left_out]
 
 
 def by_digest(digests: Mapping[int, str]) -> dict[int, tuple[int, ...]]:
