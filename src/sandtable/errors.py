@@ -9,6 +9,8 @@
     ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
     ├── LabError                a lab that cannot be built here, or a command it cannot run
     └── BuildError              the virtual GPU's C++ core could not be compiled or loaded
+    ├── BuildError              the virtual GPU's C++ core could not be compiled or loaded
+    └── ValidationSetError      a file of published rows that is malformed or cannot be rehearsed
 
 A message gives the rule, the value and the remedy: `tp (6) must divide num_heads (32); try 1, 2, 4 or 8`.
 Broken invariants inside sandtable are `assert`s and ordinary exceptions: they are bugs, and keep their traceback.
@@ -24,6 +26,7 @@ __all__ = [
     "ScriptError",
     "SimulationError",
     "TraceError",
+    "ValidationSetError",
 ]
 
 
@@ -77,3 +80,7 @@ class LabError(SandtableError):
 
 class BuildError(SandtableError):
     """The C++ core of the virtual GPU could not be built or loaded."""
+
+
+class ValidationSetError(SandtableError):
+    """Published rows that are malformed, unknown, or cannot be rehearsed as written."""

@@ -1,0 +1,169 @@
+"""Rows: runs that somebody measured and published, and how to rehearse them.
+
+A `RowSet` is one file of validation/rows; a `Row` is one run of it, with the flags that make the script do what was
+measured. No code knows a row by its name: which rows may be calibrated on is written beside the rows.
+"""
+
+import csv
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sandtable.errors import ValidationSetError
+from sandtable.validation.schema import CsvRows, RowFile, RowTable, ScoreTable
+
+__all__ = ["Row", "RowSet", "load_set", "load_sets"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured run. `settings` holds all it was run with; `args` are the script's flags."""
+
+    id: str
+    use: str
+    settings: Mapping[str, Any]
+    measured: Mapping[str, float]
+    args: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return int(self.settings["gpus"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSet:
+    """The rows of one publication, and the script that stands for what was run."""
+
+    name: str
+    title: str
+    source: str
+    cluster: str
+    script: Path
+    num_steps: int
+    assumes: tuple[str, ...]
+    rank_within: tuple[str, ...]
+    scores: Mapping[str, ScoreTable]
+    rows: tuple[Row, ...]
+
+    def select(self, score: str) -> list[Row]:
+        """Rows that have a figure for `score`."""
+        return [row for row in self.rows if score in row.measured]
+
+
+def load_sets(directory: Path) -> list[RowSet]:
+    """Every set of `directory` (validation/, with rows and scripts in it), by name. No two rows share an id."""
+    files = sorted((directory / "rows").glob("*.toml"))
+    if not files:
+        raise ValidationSetError(
+            f"{directory}/rows must hold files of published rows, but has none; run from a checkout of the repository, "
+            "or name its validation directory with --from"
+        )
+    sets = [load_set(file) for file in files if not file.name.startswith("_")]
+    _require_unique([row.id for each in sets for row in each.rows], "rows of all files")
+    _require_unique([score for each in sets for score in each.scores], "scores of all files")
+    return sets
+
+
+def load_set(file: Path) -> RowSet:
+    """The rows in `file`; its script must be in the directory `scripts` beside the file's own."""
+    data = _read(file)
+    scripts = file.parent.parent / "scripts"
+    if not (scripts / data.script).is_file():
+        raise ValidationSetError(f"{file}: script must be a file in {scripts}, but there is no '{data.script}'")
+    tables = [*data.rows, *(_rows_of_csv(file, data.csv) if data.csv else ())]
+    rows = tuple(_row(file, data, table) for table in tables)
+    _require_unique([row.id for row in rows], str(file))
+    return RowSet(
+        name=file.stem,
+        title=data.title,
+        source=data.source,
+        cluster=_cluster(file, data.cluster),
+        script=scripts / data.script,
+        num_steps=data.steps,
+        assumes=data.assumes,
+        rank_within=data.rank_within,
+        scores=data.scores,
+        rows=rows,
+    )
+
+
+def _read(file: Path) -> RowFile:
+    try:
+        return RowFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValidationSetError(f"{file}: the file must be readable TOML, but: {error}; correct it") from None
+    except ValidationError as error:
+        lines = (
+            f"{file}: {'.'.join(map(str, each['loc']))} must be right, but {each['msg']} (got {each['input']!r:.80})"
+            for each in error.errors()
+        )
+        raise ValidationSetError("\n".join(lines)) from None
+
+
+def _rows_of_csv(file: Path, table: CsvRows) -> Iterable[RowTable]:
+    lines = (file.parent / table.file).read_text(encoding="utf-8").splitlines()
+    names: set[str] = set()
+    for record in csv.DictReader(line for line in lines if line and not line.startswith("#")):
+        settings = {name: _number(record[heading]) for heading, name in table.columns.items()}
+        name = table.id.format(**settings)
+        names.add(name)
+        yield RowTable.model_validate(
+            {
+                "id": name,
+                "use": "calibrate" if name in table.calibrate else "predict",
+                "measured": {score: float(record[heading]) for score, heading in table.measured.items()},
+                **settings,
+            }
+        )
+    if unknown := sorted(set(table.calibrate) - names):
+        raise ValidationSetError(f"{file}: csv.calibrate must name rows, but there is no {', '.join(unknown)}")
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _row(file: Path, data: RowFile, table: RowTable) -> Row:
+    settings = {**data.settings, **table.settings}
+    if not isinstance(settings.get("gpus"), int) or settings["gpus"] < 1:
+        raise ValidationSetError(f"{file}: row {table.id} must have gpus, a number of at least 1; add it")
+    if unknown := sorted(set(table.measured) - set(data.scores)):
+        raise ValidationSetError(
+            f"{file}: measured of row {table.id} must name scores of the file, but '{unknown[0]}' is none; "
+            f"there are {', '.join(data.scores)}"
+        )
+    return Row(
+        id=table.id,
+        use=table.use,
+        settings=settings,
+        measured=table.measured,
+        args=(*data.args, *_flags(data.flags, settings)),
+        note=table.note,
+    )
+
+
+def _flags(flags: Mapping[str, str], settings: Mapping[str, Any]) -> Iterable[str]:
+    """A setting that is true is a flag alone; one that is false or absent is no flag."""
+    for name, flag in flags.items():
+        value = settings.get(name, False)
+        if value is True:
+            yield flag
+        elif value is not False:
+            yield from (flag, str(value))
+
+
+def _cluster(file: Path, name: str) -> str:
+    return str(file.parent / name) if name.endswith(".toml") else name
+
+
+def _require_unique(names: Sequence[str], where: str) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValidationSetError(f"{where}: names must be unique, but {', '.join(repeated[:5])} appear more than once")
