@@ -8,8 +8,7 @@
     ├── MismatchError           ranks whose collectives do not agree, or that wait for each other for ever
     ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
     ├── LabError                a lab that cannot be built here, or a command it cannot run
-    └── BuildError              the virtual GPU's C++ core could not be compiled or loaded
-    ├── BuildError              the virtual GPU's C++ core could not be compiled or loaded
+    ├── BuildError              the C++ cores of the virtual GPU and of the clock could not be compiled or loaded
     └── ValidationSetError      a file of published rows that is malformed or cannot be rehearsed
 
 A message gives the rule, the value and the remedy: `tp (6) must divide num_heads (32); try 1, 2, 4 or 8`.
