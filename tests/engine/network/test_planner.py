@@ -132,6 +132,12 @@ def test_larger_messages_keep_more_multiprocessors_busy():
     assert large.sm_share == pytest.approx(24 / 108)
 
 
+def test_a_group_with_one_way_out_of_its_nodes_keeps_few_multiprocessors_busy():
+    wires = topology("dgx-a100", nodes=4)
+    assert plan("all_reduce", GIB, [[0, 8, 16, 24]], wires).sm_share == pytest.approx(2 / 108)
+    assert plan("all_reduce", GIB, [range(32)], wires).sm_share == pytest.approx(16 / 108)
+
+
 def test_a_planner_remembers_links_and_not_sizes():
     planner = Planner(topology("dgx-h100", nodes=2))
     first = planner.collective("all_gather", bytes_in=MIB, bytes_out=16 * MIB, groups=[range(16)])

@@ -36,6 +36,7 @@ Recall = Callable[[str, Callable[[], Pattern]], Pattern]
 ALGORITHMS: tuple[Algorithm, ...] = (Ring(), Tree(), Nvls(), NvlsTree(), Hierarchical(), Direct())
 
 _BYTES_PER_CHANNEL = 32 * 1024  # nccl: one channel more for every 512 threads x 64 bytes
+_CHANNELS_PER_RAIL = 2  # nccl: rings between nodes are doubled, one pair for each way out of a node
 
 
 def plan(job: Job, *, size_bytes: int, algorithm: str | None, recall: Recall) -> Transfer:
@@ -89,7 +90,10 @@ def _with_protocols(
 ) -> Iterator[Transfer]:
     """`pattern` with every protocol there is for it."""
     num_sms = min(kind.device.num_sms for kind in job.kinds)
-    channels = min(drive.num_channels, max(1, -(-size_bytes // _BYTES_PER_CHANNEL)))
+    most = drive.num_channels
+    if job.spans_nodes:
+        most = min(most, _CHANNELS_PER_RAIL * int(job.layout.num_rails.max()))
+    channels = min(most, max(1, -(-size_bytes // _BYTES_PER_CHANNEL)))
     for protocol in (LL, LL128, SIMPLE):
         speeds = generation.speeds.get((drive.speeds, protocol))
         if speeds is None or (protocol == LL128 and not job.has_nvlink):
