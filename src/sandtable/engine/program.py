@@ -76,6 +76,8 @@ class Pattern:
     dtype: str
     bytes_in: int
     bytes_out: int
+    root: int = 0
+    """The root's position in the group, of collectives that have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +320,7 @@ class _Compiler:
         sends = np.array([op == "send" for op in ops])[calls.op[rows]] & p2p
         group = calls.group[rows].astype(np.int64)
         peer = np.where(p2p, calls.peer[rows], -1).astype(np.int64)
+        root = np.where(p2p, 0, np.maximum(calls.peer[rows], 0))
         edge_at, edge = _label(group, peer, sends)
         detail: list[npt.NDArray[Any]] = [
             calls.op[rows],
@@ -328,8 +331,8 @@ class _Compiler:
         at, pattern = _label(edge, *detail)
         edges = tuple(Edge(int(group[i]), int(peer[i]), bool(sends[i])) for i in edge_at)
         patterns = tuple(
-            Pattern(int(edge[i]), ops[int(op)], self.rank.dtypes[int(dtype)], int(given), int(got))
-            for i, op, dtype, given, got in zip(at, *(column[at] for column in detail), strict=True)
+            Pattern(int(edge[i]), ops[int(op)], self.rank.dtypes[int(dtype)], int(given), int(got), int(place))
+            for i, op, dtype, given, got, place in zip(at, *(column[at] for column in detail), strict=True)
         )
         before = _count_before(edge)
         return edges, patterns, (edge.astype(np.int32), before.astype(np.int32), pattern.astype(np.int32))

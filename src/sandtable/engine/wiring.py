@@ -103,7 +103,9 @@ class _Wirer:
 
     def _transfer(self, actor: int, edge: Edge, pattern: Pattern, *, channel: int) -> int:
         size = max(pattern.bytes_in, pattern.bytes_out)
-        key = (channel, size) if edge.is_p2p else (channel, pattern.op, pattern.bytes_in, pattern.bytes_out)
+        key = (
+            (channel, size) if edge.is_p2p else (channel, pattern.op, pattern.bytes_in, pattern.bytes_out, pattern.root)
+        )
         if key not in self._transfer_ids:
             self._transfer_ids[key] = len(self.transfers)
             self.transfers.append(self._plan(actor, edge, pattern))
@@ -123,24 +125,26 @@ class _Wirer:
             bytes_in=pattern.bytes_in,
             bytes_out=pattern.bytes_out,
             groups=self.fold.membership.ranks_of(groups),
+            root=pattern.root,
         )
 
 
 def _link_classes(transfers: list[Transfer], num_links: int) -> tuple[int, I32, I32, F64]:
     """Links with the same load from every transfer, merged: (number, first of each transfer, links, loads)."""
     label = np.zeros(num_links, dtype=np.uint64)
+    loads_of = [transfer.loads for transfer in transfers]
     with np.errstate(over="ignore"):
-        for number, transfer in enumerate(transfers):
-            load = np.round(transfer.loads * 1e9).astype(np.uint64)
+        for number, (transfer, each) in enumerate(zip(transfers, loads_of, strict=True)):
+            load = np.round(each * 1e9).astype(np.uint64)
             label[transfer.links] += (load + np.uint64(1)) * np.uint64(2 * number + 1) * np.uint64(0x9E3779B97F4A7C15)
             label[transfer.links] ^= label[transfer.links] >> np.uint64(29)
     _, class_of = np.unique(label, return_inverse=True)
     class_of = class_of.reshape(-1)
     first, links, loads = [0], [], []
-    for transfer in transfers:
+    for transfer, each in zip(transfers, loads_of, strict=True):
         classes, where = np.unique(class_of[transfer.links], return_index=True)
         links.append(classes.astype(np.int32))
-        loads.append(transfer.loads[where])
+        loads.append(each[where])
         first.append(first[-1] + len(classes))
     joined_links = np.concatenate(links) if links else np.zeros(0, dtype=np.int32)
     joined_loads = np.concatenate(loads) if loads else np.zeros(0, dtype=np.float64)
