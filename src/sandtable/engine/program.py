@@ -327,6 +327,7 @@ class _Compiler:
             calls.dtype[rows],
             calls.bytes_in[rows],
             calls.bytes_out[rows],
+            root,
         ]
         at, pattern = _label(edge, *detail)
         edges = tuple(Edge(int(group[i]), int(peer[i]), bool(sends[i])) for i in edge_at)
