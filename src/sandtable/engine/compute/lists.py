@@ -1,7 +1,8 @@
 """Operators on lists of tensors: foreach and fused optimizers, gradient clipping, loss scaling.
 
 torch packs tensors into one kernel as far as a kernel's arguments hold them: fewer tensors the more lists there are,
-and at most 320 blocks of 65,536 elements, so a step over many or large tensors is a row of kernels.
+and at most 320 blocks of 65,536 elements, so a step over many or large tensors is a row of kernels. On a CPU foreach
+operators are loops over the tensors.
 """
 
 from math import ceil
@@ -34,6 +35,8 @@ class Lists(Family):
         """Kernels that the tensors of the first list, and their blocks, need."""
         num_lists = max(1, min(5, signature.arguments.count(TENSOR)))
         tensors = signature.inputs[: max(1, len(signature.inputs) // num_lists)]
+        if self.device.vendor == "cpu" and "_foreach_" in signature.name:
+            return max(1, len(tensors))
         blocks = sum(ceil(spec.num_elements / _BLOCK_ELEMENTS) for spec in tensors)
         by_tensors = ceil(len(tensors) / _TENSORS_PER_KERNEL[num_lists])
         return max(1, by_tensors, ceil(blocks / _BLOCKS_PER_KERNEL))
