@@ -19,6 +19,13 @@ def test_a_world_too_large_says_how_many_nodes_it_needs() -> None:
     )
 
 
+def test_a_world_spread_over_more_nodes_than_there_are_is_refused() -> None:
+    with pytest.raises(
+        ClusterError, match="must need at most the cluster's 4 nodes, but needs 8; raise --nproc-per-node"
+    ):
+        load("dgx-a100", nodes=4).require(32, processes_per_node=4)
+
+
 def test_one_node_is_not_called_nodes() -> None:
     with pytest.raises(ClusterError, match=r"\(1 node x 8\); add nodes with --nnodes 2"):
         load("dgx-a100").require(9, processes_per_node=8)

@@ -133,7 +133,8 @@ def test_a_network_takes_the_place_of_the_machines_own() -> None:
 @pytest.mark.parametrize("network", network_names())
 def test_every_network_goes_with_machines_of_one_gpu_and_of_many(network: str) -> None:
     for machine in ("titan-x", "dgx-a100"):
-        assert load(f"{machine}+{network}", nodes=2).node.nics.count == 1
+        kind = load(f"{machine}+{network}", nodes=2).node
+        assert set(kind.nics.of_gpu) == set(range(kind.nics.count)), "no more adapters than GPUs"
 
 
 def test_a_network_goes_with_a_users_own_file(write: Write) -> None:

@@ -104,6 +104,12 @@ class Cluster:
                 f"world size {world_size} must be at most the cluster's {self.num_devices} GPUs "
                 f"({_shape(self)}); add nodes with --nnodes {needed}"
             )
+        needed = -(-world_size // processes_per_node)
+        if needed > self.num_nodes:
+            raise ClusterError(
+                f"world size {world_size} with {processes_per_node} processes a node must need at most the cluster's "
+                f"{_plural(self.num_nodes, 'node')}, but needs {needed}; raise --nproc-per-node, or add nodes"
+            )
 
 
 def _shape(cluster: Cluster) -> str:
