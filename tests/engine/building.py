@@ -97,7 +97,12 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", 
 
 
 def make_trace(
-    scripts: dict[int, Script], *, classes: dict[int, list[int]], groups: tuple[Group, ...], gpus_per_node: int = 8
+    scripts: dict[int, Script],
+    *,
+    classes: dict[int, list[int]],
+    groups: tuple[Group, ...],
+    gpus_per_node: int = 8,
+    ranks_per_node: int = 0,
 ) -> Trace:
     """A trace whose class of each representative does what its script says."""
     world_size = sum(map(len, classes.values()))
@@ -107,5 +112,11 @@ def make_trace(
         {rank: script.records(groups) for rank, script in scripts.items()},
         classes=classes,
         groups=groups,
-        run=Run(world_size=world_size, cluster="dgx-a100", gpus_per_node=gpus_per_node, command=("train.py",)),
+        run=Run(
+            world_size=world_size,
+            cluster="dgx-a100",
+            gpus_per_node=gpus_per_node,
+            ranks_per_node=ranks_per_node,
+            command=("train.py",),
+        ),
     )

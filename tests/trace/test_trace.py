@@ -38,6 +38,7 @@ def make_trace() -> Trace:
 def test_facts_of_the_run_are_there():
     trace = make_trace()
     assert (trace.world_size, trace.cluster, trace.gpus_per_node) == (4, "dgx-a100", 8)
+    assert trace.ranks_per_node == 8, "where it is not said, every GPU has a rank"
     assert trace.command == ("train.py", "--fast")
     assert trace.captured_ranks == (0, 2, 3)
     assert trace.num_steps == 2

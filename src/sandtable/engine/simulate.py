@@ -34,7 +34,7 @@ def simulate(
     answer, slower.
     """
     what_if = what_if or WhatIf()
-    topology = Topology(cluster, ranks_per_node=trace.gpus_per_node, num_ranks=trace.world_size)
+    topology = Topology(cluster, ranks_per_node=trace.ranks_per_node, num_ranks=trace.world_size)
     if what_if.link_scale:
         topology = topology.scaled(what_if.link_scale)
     tables = [price_operators(trace, CostModel(device, table=measured)) for device in topology.devices]

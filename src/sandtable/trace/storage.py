@@ -42,11 +42,15 @@ _FACTS = ("num_steps", "finished", "stop_reason", "core_seconds", "peak_rss_byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Facts of the run as a whole. `captured_ranks` are the ranks really run, those that only verified a class too."""
+    """Facts of the run as a whole. `captured_ranks` are the ranks really run, those that only verified a class too.
+
+    `ranks_per_node` is how many were started on a node; 0: as many as it has GPUs.
+    """
 
     world_size: int
     cluster: str = ""
     gpus_per_node: int = 1
+    ranks_per_node: int = 0
     command: tuple[str, ...] = ()
     num_steps: int = 0
     captured_ranks: tuple[int, ...] = ()

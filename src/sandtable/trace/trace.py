@@ -104,6 +104,11 @@ class Trace:
         return self.run.gpus_per_node
 
     @property
+    def ranks_per_node(self) -> int:
+        """How many ranks were started on each node: at most its GPUs."""
+        return self.run.ranks_per_node or self.run.gpus_per_node
+
+    @property
     def command(self) -> tuple[str, ...]:
         return self.run.command
 

@@ -49,6 +49,7 @@ def launch(job: Job, *, view: View | None = None) -> Trace:
         world_size=job.world_size,
         cluster=job.cluster.name,
         gpus_per_node=job.cluster.gpus_per_node,
+        ranks_per_node=job.nproc_per_node,
         command=job.command or (job.script, *job.script_args),
         captured_ranks=tuple(sorted(session.outcomes)),
         wall_seconds=time.monotonic() - clock,
