@@ -9,6 +9,7 @@ import io
 import json
 import pickle
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.vgpu.virtual import on_gpu, rehearse
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from sandtable.trace import Phase
 from sandtable.vgpu.preload import loaded_core
 
 CARD = torch.device("cuda:0")
@@ -326,6 +328,36 @@ def run_layers(is_checkpointed: bool, reentrant: bool) -> None:
         x = checkpoint(layer, x, use_reentrant=reentrant) if is_checkpointed else layer(x)
     x.sum().backward()
     assert all(layer[0].weight.grad is not None for layer in layers)
+
+
+class _Product(torch.autograd.Function):
+    """A product whose forward, like every function's, runs with gradients off."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+
+
+def run_functions(reentrant: bool) -> None:
+    weight = torch.rand(64, 64, device=CARD, requires_grad=True)
+    x = torch.rand(32, 64, device=CARD, requires_grad=True)
+    checkpoint(
+        lambda y: _Product.apply(_Product.apply(y, weight).relu(), weight), x, use_reentrant=reentrant
+    ).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_function_run_again_in_backward_is_recompute_and_its_backward_is_not(reentrant):
+    trace = rehearse(run_functions, arguments={"reentrant": reentrant}).trace
+    products = [op.phase for op in trace.rank(0).operators() if op.signature.name == "aten::mm"]
+    assert Counter(products) == {Phase.FORWARD: 2, Phase.RECOMPUTE: 2, Phase.BACKWARD: 4}
 
 
 @on_gpu()

@@ -25,6 +25,7 @@ def adapt(core: ModuleType) -> None:
     _prefer_fake_kernels()
     torch.compile = _eager_compile(core)
     _leave_large_host_weights(core)
+    _follow_functions(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]
     torch.UntypedStorage._write_file = _write_values(torch.UntypedStorage._write_file)  # type: ignore[method-assign]
@@ -64,6 +65,25 @@ def _prefer_fake_kernels() -> None:
         return register(self, kept, fn)
 
     CustomOpDef.register_kernel = register_kernel  # type: ignore[method-assign]
+
+
+def _follow_functions(core: ModuleType) -> None:
+    """The forward of an autograd function turns gradients off: inside backward, only the call itself tells that it is
+    part of a forward pass done again."""
+    from torch.autograd import Function
+
+    original = Function.__dict__["apply"].__func__
+
+    @functools.wraps(original)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not core.begin_function():
+            return original(cls, *args, **kwargs)
+        try:
+            return original(cls, *args, **kwargs)
+        finally:
+            core.end_function()
+
+    Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
 
 
 def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: Any) -> Any:

@@ -349,6 +349,8 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("num_inferences", &num_inferences);
   m.def("set_recording", [](bool on) { Recorder::get().set_recording(on); });
   m.def("set_optimizer", [](bool inside) { Recorder::get().set_optimizer(inside); });
+  m.def("begin_function", &begin_function);
+  m.def("end_function", &end_function);
   m.def("mark_step", [](uint32_t number) { Recorder::get().end_step(number); });
   m.def("note", [](const std::string& kind, const std::string& text) {
     Recorder::get().note(kind, text, current_place().line);

@@ -2,7 +2,8 @@
 //
 // The line is that of the innermost frame that is not library code. Backward operators have none of their own: theirs is
 // the line of the forward operator, found by the sequence number which autograd gives to both. What runs with gradients
-// enabled inside backward is a forward pass done again.
+// enabled inside backward is a forward pass done again; so is what an autograd function's forward, which turns gradients
+// off, does there.
 #include <Python.h>
 
 #include <ATen/SequenceNumber.h>
@@ -29,6 +30,7 @@ std::vector<Line> lines{{"", 0, ""}};
 std::unordered_map<PyCodeObject*, Code> codes; // guarded by the GIL
 std::vector<uint32_t> line_of_sequence;
 std::mutex sequence_mutex;
+thread_local int recomputing_functions = 0;
 
 std::string attribute(PyObject* object, const char* name) {
   PyObject* value = PyObject_GetAttrString(object, name);
@@ -100,7 +102,7 @@ Place current_place() {
   bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   uint32_t line = python_line();
   if (in_backward) {
-    if (c10::GradMode::is_enabled() && line != 0)
+    if ((c10::GradMode::is_enabled() || recomputing_functions > 0) && line != 0)
       return {Phase::kRecompute, line};
     auto node = torch::autograd::get_current_node();
     std::lock_guard<std::mutex> lock(sequence_mutex);
@@ -116,6 +118,16 @@ Place current_place() {
     line_of_sequence[next - 1] = line;
   }
   return {Recorder::get().in_optimizer() ? Phase::kOptimizer : Phase::kForward, line};
+}
+
+bool begin_function() {
+  bool again = torch::autograd::get_current_graph_task_id() != -1 && c10::GradMode::is_enabled();
+  recomputing_functions += again;
+  return again;
+}
+
+void end_function() {
+  --recomputing_functions;
 }
 
 const std::vector<Line>& known_lines() {

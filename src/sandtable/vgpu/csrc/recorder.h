@@ -88,6 +88,9 @@ struct Place {
   uint32_t line;
 };
 Place current_place();
+// An autograd function's forward begins: whether it is part of a forward pass done again; then `end_function` follows.
+bool begin_function();
+void end_function();
 const std::vector<Line>& known_lines();
 std::string describe_line(uint32_t line);
 void set_library_prefixes(std::vector<std::string> prefixes);
