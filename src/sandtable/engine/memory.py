@@ -1,0 +1,110 @@
+"""Memory: what fills the card, by category, over time. What a block holds is found in `blocks.py`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sandtable.engine.blocks import Blocks, Category, classify_blocks
+from sandtable.trace import Kind, RankView
+
+__all__ = ["Blocks", "Category", "MemoryCurve", "MemoryUse", "classify_blocks", "memory_curve", "memory_use"]
+
+Rows = npt.NDArray[np.int64]
+
+MAX_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Bytes after certain records: one row of `bytes_by_category` a point, columns in the order of `Category`."""
+
+    row: Rows
+    bytes_by_category: Rows
+    reserved_bytes: Rows
+
+    @property
+    def allocated_bytes(self) -> Rows:
+        total: Rows = self.bytes_by_category.sum(axis=1)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """One rank's memory at the moment when most was allocated; `fragmentation_bytes` is reserved but not in use."""
+
+    bytes_by_category: dict[str, int]
+    allocated_bytes: int
+    reserved_bytes: int
+    fragmentation_bytes: int
+    peak_reserved_bytes: int
+    capacity_bytes: int
+    num_ooms: int
+
+
+def memory_use(view: RankView, blocks: Blocks | None = None) -> MemoryUse:
+    """What the card holds at its fullest moment."""
+    curve = memory_curve(view, blocks, max_points=None)
+    allocated = curve.allocated_bytes
+    at = int(allocated.argmax()) if len(allocated) else -1
+    held = curve.bytes_by_category[at].tolist() if len(allocated) else [0] * len(Category)
+    reserved = int(curve.reserved_bytes[at]) if len(allocated) else 0
+    return MemoryUse(
+        bytes_by_category={each.name.lower(): held[each] for each in Category},
+        allocated_bytes=sum(held),
+        reserved_bytes=reserved,
+        fragmentation_bytes=max(reserved - sum(held), 0),
+        peak_reserved_bytes=view.memory.reserved_bytes,
+        capacity_bytes=view.memory.capacity_bytes,
+        num_ooms=view.memory.num_ooms,
+    )
+
+
+def memory_curve(
+    view: RankView, blocks: Blocks | None = None, *, rows: slice = slice(None), max_points: int | None = MAX_POINTS
+) -> MemoryCurve:
+    """Bytes by category after each record that changed them, of all records or of a slice such as one step.
+
+    More than `max_points` points are thinned: of each stretch its first point and its highest one stay.
+    """
+    blocks = blocks or classify_blocks(view)
+    records = view.records
+    start, stop, _ = rows.indices(len(records))
+    freed = blocks.freed_row < len(records)
+    row = np.concatenate((blocks.allocated_row, blocks.freed_row[freed]))
+    change = np.concatenate((blocks.size_bytes, -blocks.size_bytes[freed]))
+    category = np.concatenate((blocks.category, blocks.category[freed]))
+    order = np.argsort(row, kind="stable")
+    row, change, category = row[order], change[order], category[order]
+    table = np.zeros((len(row), len(Category)), dtype=np.int64)
+    table[np.arange(len(row)), category] = change
+    table = table.cumsum(axis=0)
+    low, high = np.searchsorted(row, (start, stop))
+    # What is held when the slice begins is its first point.
+    first = table[low - 1 : low] if low else np.zeros((1, len(Category)), dtype=np.int64)
+    row = np.concatenate(([start], row[low:high]))
+    table = np.concatenate((first, table[low:high]))
+    kept = _thin(table.sum(axis=1), max_points)
+    return MemoryCurve(
+        row=row[kept], bytes_by_category=table[kept], reserved_bytes=_reserved(view, row[kept]).astype(np.int64)
+    )
+
+
+def _reserved(view: RankView, rows: Rows) -> Rows:
+    """Bytes the allocator holds of the card after each of these records."""
+    kind, value = view.records.kind, view.records.value
+    index = np.flatnonzero((kind == Kind.SEGMENT_ALLOC) | (kind == Kind.SEGMENT_FREE))
+    total = np.concatenate(([0], np.cumsum(np.where(kind[index] == Kind.SEGMENT_ALLOC, value[index], -value[index]))))
+    reserved: Rows = total[np.searchsorted(index, rows, side="right")]
+    return reserved
+
+
+def _thin(heights: Rows, max_points: int | None) -> Rows:
+    """Indices to keep: all, or of each of `max_points / 2` equal stretches the first and the highest; and the last."""
+    num = len(heights)
+    if max_points is None or num <= max_points:
+        return np.arange(num)
+    bounds = np.linspace(0, num, max_points // 2, dtype=np.int64)[:-1]
+    owner = np.searchsorted(bounds, np.arange(num), side="right")
+    highest = np.lexsort((-heights, owner))[np.searchsorted(np.sort(owner), np.arange(1, len(bounds) + 1))]
+    return np.unique(np.concatenate((bounds, highest, [num - 1])))
