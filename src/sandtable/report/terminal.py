@@ -11,7 +11,7 @@ from rich.table import Table
 from sandtable.trace import ClassSummary, Summary
 from sandtable.units import format_bytes, format_count, format_flops, format_seconds
 
-__all__ = ["print_summary"]
+__all__ = ["print_notes", "print_summary"]
 
 _MAX_CLASSES = 20
 _MAX_NOTES = 8
@@ -25,7 +25,7 @@ def print_summary(summary: Summary, console: Console, *, saved: Path | None = No
     if any(row.traffic for row in summary.classes):
         console.print(Padding(_traffic_table(summary), (1, 0, 0, 0)))
     _print_syncs(summary, console)
-    _print_notes(summary, console)
+    print_notes(summary, console)
     if saved is not None:
         console.print(f"\n[dim]trace[/dim] {saved}", highlight=False)
 
@@ -110,15 +110,16 @@ def _print_syncs(summary: Summary, console: Console) -> None:
         console.print(f"  {place}: {point.kind.lower()}, {often}", highlight=False, markup=False)
 
 
-def _print_notes(summary: Summary, console: Console) -> None:
+def print_notes(summary: Summary, console: Console, *, max_notes: int = _MAX_NOTES) -> None:
+    """What the user should know about the capture."""
     if not summary.notes:
         return
     console.print("\n[dim]notes[/dim]")
-    for note in summary.notes[:_MAX_NOTES]:
+    for note in summary.notes[:max_notes]:
         where = f" ({_short(note.file)}:{note.line})" if note.file else ""
         console.print(f"  {note.kind}: {note.text}{where}", highlight=False, markup=False)
-    if len(summary.notes) > _MAX_NOTES:
-        console.print(f"  ... {len(summary.notes) - _MAX_NOTES} more in the trace", highlight=False)
+    if len(summary.notes) > max_notes:
+        console.print(f"  ... {len(summary.notes) - max_notes} more in the trace", highlight=False)
 
 
 def _short(file: str) -> str:

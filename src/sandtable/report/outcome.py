@@ -1,0 +1,181 @@
+"""The outcome of a rehearsal on a terminal: one screen, the answers first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sandtable.report.summary import ClassMemory, RunSummary
+from sandtable.report.terminal import print_notes
+from sandtable.report.times import PARTS, Parts, RankTimes
+from sandtable.units import format_bytes, format_count, format_flops, format_seconds
+
+__all__ = ["print_outcome"]
+
+_BAR_WIDTH = 60
+_MAX_CLASSES = 3
+_MAX_NOTES = 4
+_SMALL_SHARE = 0.0005
+_COLOURS = {
+    "forward": "blue",
+    "backward": "cyan",
+    "recompute": "magenta",
+    "optimizer": "green",
+    "communication": "yellow",
+    "bubble": "bright_black",
+    "straggler": "red",
+    "host": "white",
+    "input": "bright_blue",
+    "other": "bright_black",
+}
+_NAMES = {
+    "bubble": "pipeline bubble",
+    "straggler": "waiting for the slowest",
+    "host": "host-bound",
+    "input": "input wait",
+}
+
+
+def print_outcome(run: RunSummary, console: Console, *, files: Mapping[str, Path] | None = None) -> None:
+    """Step time and where it goes, efficiency, memory, links, cost, notes, and where to read more."""
+    _print_job(run, console)
+    _print_headline(run, console)
+    for name in ("slowest", "mean"):
+        if name in run.breakdown:
+            _print_bar(name, run.breakdown[name], console)
+    _print_legend(run.breakdown, console)
+    console.print(_facts(run))
+    print_notes(run.capture, console, max_notes=_MAX_NOTES)
+    if files:
+        shown = "  ".join(f"{name} {path}" for name, path in files.items())
+        console.print(f"\n{shown}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_job(run: RunSummary, console: Console) -> None:
+    capture = run.capture
+    devices = ", ".join(f"{each.num_ranks:,} × {each.name}" for each in run.cluster.devices)
+    console.print(
+        f"\n[bold]{run.world_size:,} ranks[/bold] on {escape(run.cluster.title)}: {escape(devices)}; "
+        f"{_plural(len(capture.classes), 'class', 'classes')} of equal ranks, "
+        f"{_plural(len(capture.captured_ranks), 'rank', 'ranks')} really run",
+        highlight=False,
+    )
+
+
+def _print_headline(run: RunSummary, console: Console) -> None:
+    words = [f"[bold]{format_seconds(run.step_seconds)}[/bold] a step"]
+    efficiency = run.efficiency
+    if efficiency.mfu is not None:
+        again = f", HFU {efficiency.hfu:.1%}" if efficiency.hardware_flops != efficiency.model_flops else ""
+        words.append(f"MFU [bold]{efficiency.mfu:.1%}[/bold]{again} of {efficiency.dtype}")
+    words.append(f"{format_flops(efficiency.model_flops_per_s_per_device)}/s a GPU")
+    if run.throughput and run.throughput.tokens_per_s is not None:
+        words.append(f"{format_count(round(run.throughput.tokens_per_s))} tokens/s")
+    if run.throughput and run.throughput.samples_per_s is not None:
+        words.append(f"{run.throughput.samples_per_s:,.1f} samples/s")
+    console.print("\n" + "   ".join(words), highlight=False)
+
+
+def _print_bar(name: str, times: RankTimes, console: Console) -> None:
+    """A bar whose pieces add up to its whole length: each part gets the cells between two rounded borders."""
+    bar = Text(f"{name:8}")
+    total = times.parts.total or 1.0
+    end = cells = 0.0
+    for part, seconds in _amounts(times.parts):
+        end += seconds
+        width = round(end / total * _BAR_WIDTH) - cells
+        cells += max(width, 0)
+        bar.append("█" * int(max(width, 0)), style=_COLOURS[part])
+    who = f"  rank {times.rank}" if times.rank is not None else "  of all ranks"
+    bar.append(who, style="dim")
+    console.print(bar)
+
+
+def _print_legend(breakdown: Mapping[str, RankTimes], console: Console) -> None:
+    times = breakdown.get("slowest")
+    if times is None:
+        return
+    total = times.parts.total or 1.0
+    lines = [Text(" " * 8)]
+    for part, seconds in _amounts(times.parts):
+        if seconds / total < _SMALL_SHARE:
+            continue
+        item = Text.assemble(("■ ", _COLOURS[part]), f"{_NAMES.get(part, part)} {seconds / total:.1%}   ")
+        if part == "communication":
+            item = Text.assemble(item[:-3], (f" ({_axes(times.parts, total)})   ", "dim"))
+        if lines[-1].cell_len + item.cell_len > console.width + 3:
+            lines.append(Text(" " * 8))
+        lines[-1].append_text(item)
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def _axes(parts: Parts, total: float) -> str:
+    axes = sorted(parts.communication.items(), key=lambda item: -item[1])
+    return ", ".join(f"{axis or 'world'} {value / total:.1%}" for axis, value in axes if value / total >= _SMALL_SHARE)
+
+
+def _amounts(parts: Parts) -> list[tuple[str, float]]:
+    values = {name: getattr(parts, name) for name in PARTS} | {"other": parts.other}
+    values["communication"] = sum(parts.communication.values())
+    return [(name, max(seconds, 0.0)) for name, seconds in values.items()]
+
+
+def _facts(run: RunSummary) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=9)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    table.add_row("", "")
+    fullest = sorted(run.memory, key=lambda row: -row.use.peak_reserved_bytes)
+    for index, row in enumerate(fullest[:_MAX_CLASSES]):
+        table.add_row("" if index else "memory", _memory_line(row))
+    if len(fullest) > _MAX_CLASSES:
+        table.add_row("", f"[dim]{len(fullest) - _MAX_CLASSES} more in summary.json[/dim]")
+    busiest = max(run.tiers, key=lambda tier: tier.max_utilisation, default=None)
+    if busiest is not None and busiest.busiest:
+        link = busiest.busiest[0]
+        table.add_row(
+            "links",
+            f"{busiest.title} are fullest: {busiest.mean_utilisation:.0%} on average, "
+            f"{link.utilisation:.0%} on {escape(link.name)}",
+        )
+    table.add_row("cost", _cost_line(run))
+    if run.basis:
+        table.add_row(
+            "rests on", ", ".join(f"{name} {share:.0%}" for name, share in run.basis.items() if share > _SMALL_SHARE)
+        )
+    effort = run.effort
+    stood_for = effort.gpu_seconds_per_core_second
+    speed = f": {stood_for:,.0f} GPU-seconds a core-second" if stood_for else ""
+    spent = effort.capture_wall_seconds + effort.simulation_wall_seconds
+    table.add_row("rehearsed", f"in {format_seconds(spent)}, {format_bytes(effort.peak_rss_bytes)} at most{speed}")
+    return table
+
+
+def _memory_line(row: ClassMemory) -> str:
+    use = row.use
+    share = use.peak_reserved_bytes / use.capacity_bytes if use.capacity_bytes else 0.0
+    style = "red" if share > 0.95 else "yellow" if share > 0.85 else "green"
+    largest = sorted(use.bytes_by_category.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest if size)
+    return (
+        f"[{style}]{share:.0%}[/{style}] of the card, {format_bytes(use.peak_reserved_bytes)}, on ranks {row.ranks} "
+        f"[dim]({parts})[/dim]"
+    )
+
+
+def _cost_line(run: RunSummary) -> str:
+    cost = run.cost
+    words = f"{cost.gpu_hours_per_1000_steps:,.4g} GPU-hours for 1000 steps"
+    if cost.usd_per_1000_steps is not None:
+        words += f", ${cost.usd_per_1000_steps:,.2f} at ${cost.usd_per_gpu_hour:,.2f} a GPU-hour"
+    return words
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
