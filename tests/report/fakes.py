@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -62,12 +62,15 @@ class Transaction:
     axis: str
     size_bytes: int
     count: int
+    algorithm: str = "ring"
+    protocol: str = "Simple"
+    alone_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLoads:
-    bytes: npt.NDArray[np.float64]
-    busy: npt.NDArray[np.float64]
+    bytes_carried: npt.NDArray[np.float64]
+    utilisation: npt.NDArray[np.float64]
 
 
 class FakeTimeline:
@@ -112,7 +115,8 @@ class FakeTimeline:
         counts = Counter((s.name, s.axis, s.bytes) for s in self.spans(rank) if s.category == "communication")
         return [Transaction(op=op, axis=axis, size_bytes=size, count=n) for (op, axis, size), n in counts.items()]
 
-    def links(self) -> LinkLoads:
+    @cached_property
+    def link_loads(self) -> LinkLoads:
         """Every call sends its bytes once around its group's ring."""
         loads = np.zeros(self.topology.num_links)
         for actor in self.actors:
@@ -126,11 +130,14 @@ class FakeTimeline:
                     src = (hops + member - view.rank) % self.trace.world_size
                     links = self.topology.routes(src, np.roll(src, -1))
                     np.add.at(loads, links[links >= 0], size / len(hops))
-        seconds = self.step_ns / 1e9
-        scale = 0.93 / max((loads / self.topology.bandwidth_bytes_per_s / seconds).max(), 1e-12)
-        loads *= min(scale, 1.0)
-        busy = np.minimum(loads / self.topology.bandwidth_bytes_per_s / seconds * 1.05, 1.0)
-        return LinkLoads(bytes=loads, busy=busy)
+        used = loads / self.topology.bandwidth_bytes_per_s / (self.step_ns / 1e9)
+        scale = min(0.93 / max(used.max(), 1e-12), 1.0)
+        return LinkLoads(bytes_carried=loads * scale, utilisation=used * scale)
+
+    def record_times(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Evenly over the step."""
+        span = self._step(rank)
+        return np.array([span.start, span.stop]), np.array([self.step_start_ns, self.step_end_ns])
 
     def _step(self, rank: int) -> slice:
         view = self.trace.rank(rank)

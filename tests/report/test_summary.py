@@ -39,6 +39,7 @@ def paths(value: Any, prefix: str = "") -> set[str]:
     if not isinstance(value, dict) or prefix.startswith(("capture", "what_if")):
         return {prefix}
     free = {"breakdown": "<rank>", "breakdown.<rank>.parts.communication": "<axis>", "basis": "<basis>"}
+    free |= {"transactions[].algorithms": "<algorithm>"}
     found: set[str] = set()
     for key, item in value.items():
         name = free.get(prefix) or str(key)
@@ -89,8 +90,8 @@ def test_memory_of_each_class_has_its_categories_and_the_capacity(rehearsal: Reh
 
 
 def test_tiers_hold_all_bytes_and_name_their_fullest_links(rehearsal: Rehearsal, data: dict[str, Any]) -> None:
-    loads = rehearsal.timeline.links()
-    assert sum(tier["bytes"] for tier in data["tiers"]) == pytest.approx(loads.bytes.sum())
+    loads = rehearsal.timeline.link_loads
+    assert sum(tier["bytes"] for tier in data["tiers"]) == pytest.approx(loads.bytes_carried.sum())
     for tier in data["tiers"]:
         fullest = [link["utilisation"] for link in tier["busiest"]]
         assert fullest == sorted(fullest, reverse=True)

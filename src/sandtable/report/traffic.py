@@ -1,13 +1,11 @@
 """Traffic: how full each tier of links is, and how large the messages are."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from sandtable.report.needs import Timeline
-from sandtable.units import NS_PER_S
+from sandtable.report.needs import Timeline, Transaction
 
 __all__ = ["Bin", "BusyLink", "TierLoad", "TransactionSizes", "load_tiers", "size_transactions"]
 
@@ -21,7 +19,6 @@ class BusyLink:
     name: str
     tier: str
     bytes: float
-    busy: float
     utilisation: float
     bandwidth_bytes_per_s: float
 
@@ -39,8 +36,6 @@ class TierLoad:
     bytes: float
     mean_utilisation: float
     max_utilisation: float
-    mean_busy: float
-    max_busy: float
     busiest: tuple[BusyLink, ...]
 
 
@@ -62,16 +57,15 @@ class TransactionSizes:
     axis: str
     count: int
     bytes: int
+    algorithms: dict[str, int]
+    """How the calls are carried out (ring, tree, ...; and the protocol), and how many of them."""
     bins: tuple[Bin, ...]
 
 
 def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
     """One row a tier, from the GPUs outwards."""
-    topology, loads = timeline.topology, timeline.links()
-    seconds = timeline.step_ns / NS_PER_S
-    capacity = np.maximum(topology.bandwidth_bytes_per_s * seconds, 1e-9)
-    used = np.asarray(loads.bytes, dtype=np.float64) / capacity
-    busy = np.asarray(loads.busy, dtype=np.float64)
+    topology, loads = timeline.topology, timeline.link_loads
+    used, carried = loads.utilisation, loads.bytes_carried
     rows = []
     for tier in topology.tiers:
         part = slice(tier.first, tier.first + tier.num_links)
@@ -82,13 +76,12 @@ def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
             BusyLink(
                 name=topology.link_name(int(link)),
                 tier=tier.name,
-                bytes=float(loads.bytes[link]),
-                busy=float(busy[link]),
+                bytes=float(carried[link]),
                 utilisation=float(used[link]),
                 bandwidth_bytes_per_s=float(topology.bandwidth_bytes_per_s[link]),
             )
             for link in order
-            if loads.bytes[link] > 0
+            if carried[link] > 0
         )
         rows.append(
             TierLoad(
@@ -98,11 +91,9 @@ def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
                 bandwidth_bytes_per_s=float(np.mean(topology.bandwidth_bytes_per_s[part])),
                 nominal_bytes_per_s=float(np.mean(topology.nominal_bytes_per_s[part])),
                 latency_ns=float(np.mean(topology.latency_ns[part])),
-                bytes=float(np.sum(loads.bytes[part])),
+                bytes=float(np.sum(carried[part])),
                 mean_utilisation=float(used[part].mean()),
                 max_utilisation=float(used[part].max()),
-                mean_busy=float(busy[part].mean()),
-                max_busy=float(busy[part].max()),
                 busiest=busiest,
             )
         )
@@ -111,23 +102,37 @@ def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
 
 def size_transactions(timeline: Timeline) -> tuple[TransactionSizes, ...]:
     """Counts of all ranks together, the collective that moves most first."""
-    found: dict[tuple[str, str], dict[int, tuple[int, int]]] = defaultdict(lambda: defaultdict(lambda: (0, 0)))
+    found: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     for actor in timeline.actors:
         for row in timeline.transactions(actor.representative):
-            power = max(row.size_bytes, 1).bit_length() - 1
-            bins = found[row.op, row.axis]
-            count, size = bins[power]
-            times = row.count * len(actor.ranks)
-            bins[power] = (count + times, size + times * row.size_bytes)
-    return tuple(sorted(_sizes(found), key=lambda row: (-row.bytes, row.op, row.axis)))
+            found[row.op, row.axis].add(row, times=len(actor.ranks))
+    rows = [tally.sizes(op, axis) for (op, axis), tally in found.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.op, row.axis)))
 
 
-def _sizes(found: dict[tuple[str, str], dict[int, tuple[int, int]]]) -> Iterable[TransactionSizes]:
-    for (op, axis), bins in found.items():
-        rows = tuple(
-            Bin(from_bytes=1 << power, to_bytes=2 << power, count=count, bytes=size)
-            for power, (count, size) in sorted(bins.items())
-        )
-        yield TransactionSizes(
-            op=op, axis=axis, count=sum(row.count for row in rows), bytes=sum(row.bytes for row in rows), bins=rows
+class _Tally:
+    """Calls of one collective along one axis, by the power of two below their size."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.bytes: Counter[int] = Counter()
+        self.algorithms: Counter[str] = Counter()
+
+    def add(self, row: Transaction, *, times: int) -> None:
+        power = max(row.size_bytes, 1).bit_length() - 1
+        self.counts[power] += row.count * times
+        self.bytes[power] += row.count * times * row.size_bytes
+        self.algorithms[f"{row.algorithm} {row.protocol}".strip()] += row.count * times
+
+    def sizes(self, op: str, axis: str) -> TransactionSizes:
+        return TransactionSizes(
+            op=op,
+            axis=axis,
+            count=self.counts.total(),
+            bytes=self.bytes.total(),
+            algorithms=dict(self.algorithms.most_common()),
+            bins=tuple(
+                Bin(from_bytes=1 << power, to_bytes=2 << power, count=count, bytes=self.bytes[power])
+                for power, count in sorted(self.counts.items())
+            ),
         )

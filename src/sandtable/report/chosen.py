@@ -1,0 +1,57 @@
+"""Which ranks to draw: a page can show a dozen ranks, not thousands."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from sandtable.errors import ReportError
+from sandtable.report.needs import Timeline
+from sandtable.report.times import break_down
+from sandtable.trace import P2P_OPS, RankView, Trace
+
+__all__ = ["choose_ranks"]
+
+MAX_RANKS = 16
+
+
+def choose_ranks(trace: Trace, timeline: Timeline, *, asked: Sequence[int] = ()) -> tuple[int, ...]:
+    """The ranks asked for; or the first, the slowest, one of each pipeline stage and the last, no two of them alike."""
+    if asked:
+        _check(asked, trace.world_size)
+        return tuple(dict.fromkeys(asked))
+    slowest = break_down(timeline)["slowest"].rank or 0
+    kept = _distinct((0, slowest, trace.world_size - 1), timeline)
+    room = MAX_RANKS - len(kept)
+    others = [rank for rank in _distinct((*kept, *_stages(trace.rank(0))), timeline) if rank not in kept]
+    return tuple(sorted(kept + _spread(others, room)))
+
+
+def _check(asked: Iterable[int], world_size: int) -> None:
+    for rank in asked:
+        if not 0 <= rank < world_size:
+            raise ReportError(
+                f"ranks to draw must be between 0 and {world_size - 1}, but got {rank}; choose ranks of this run"
+            )
+
+
+def _stages(view: RankView) -> tuple[int, ...]:
+    """One rank of each pipeline stage: the group in which this rank sends and receives."""
+    names = view.rank_class.records.call_ops
+    is_p2p = np.array([name in P2P_OPS for name in names] or [False])
+    groups = np.unique(view.calls.group[is_p2p[view.calls.op]])
+    rings = [view.group(int(index)).ranks for index in groups]
+    return max(rings, key=len, default=())
+
+
+def _distinct(ranks: Iterable[int], timeline: Timeline) -> list[int]:
+    """Without those whose time is that of one before."""
+    seen: dict[int, int] = {}
+    for rank in ranks:
+        seen.setdefault(timeline.actor_of(rank).representative, rank)
+    return list(seen.values())
+
+
+def _spread(ranks: list[int], room: int) -> list[int]:
+    if len(ranks) <= room:
+        return ranks
+    return [ranks[int(k)] for k in np.linspace(0, len(ranks) - 1, room)]
