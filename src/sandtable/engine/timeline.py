@@ -169,6 +169,16 @@ class Timeline:
         view = self.trace.rank(rank)
         return unroll(view, self.programs[index], self.times[index], self.tables[index], self.axes(index), self._window)
 
+    def record_times(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Records of `rank` in ascending order, and when the device began what was issued there; both ascend."""
+        index = self.actor_of(rank).index
+        program, times = self.programs[index], self.times[index]
+        work = ((program.kind == Order.RUN) | (program.kind == Order.CALL)) & (times.start_ns >= 0)
+        records = np.concatenate([program.first_record[work], program.last_record[work]]).astype(np.int64)
+        moments = np.concatenate([times.start_ns[work], times.end_ns[work]])
+        order = np.lexsort((moments, records))
+        return records[order], np.maximum.accumulate(moments[order])
+
     def transactions(self, rank: int) -> list[Transaction]:
         """The calls of `rank` in its last step, by operator, axis and size."""
         index = self.actor_of(rank).index
