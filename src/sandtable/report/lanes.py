@@ -5,9 +5,9 @@ stream that belong together and are short are drawn as one, and the page says ho
 means is raised until everything fits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,33 +16,43 @@ from sandtable.report.needs import Span, Timeline
 
 __all__ = ["Lanes", "lanes_of"]
 
-MAX_SPANS = 30_000
+MAX_SPANS = 48_000
 CATEGORIES = ("compute", "communication", "copy", "wait")
+_COARSEST = 1000
+"""Spans shorter than this part of the step are joined before different kinds are."""
+_JOINED = ("operators", "calls", "copies", "waits")
+_KIND = ("name", "category", "phase", "axis", "line", "bytes", "flops", "count")
 
 I64 = npt.NDArray[np.int64]
+Item = TypeVar("Item", bound=Hashable)
 
 
-class _Names:
-    """Texts by number, each once."""
+class _Numbers(Generic[Item]):
+    """Things by number, each once."""
 
     def __init__(self) -> None:
-        self.index: dict[str, int] = {}
+        self.index: dict[Item, int] = {}
 
-    def __call__(self, text: str) -> int:
-        return self.index.setdefault(text, len(self.index))
+    def __call__(self, item: Item) -> int:
+        return self.index.setdefault(item, len(self.index))
 
     @property
-    def texts(self) -> list[str]:
+    def items(self) -> list[Item]:
         return list(self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """Everything the timeline of a page shows: columns for each rank, names beside them."""
+    """Everything the timeline of a page shows.
+
+    A training loop repeats itself, so what a span *is* (a row of `kinds`: name, category, phase, axis, line, bytes,
+    FLOPs, how many are joined in it) is kept once. A lane then is three columns: kind, length, and the gap before it.
+    """
 
     names: list[str]
     axes: list[str]
     lines: list[str]
+    kinds: list[tuple[int, ...]]
     ranks: list[dict[str, Any]]
     num_spans: int
     num_drawn: int
@@ -51,78 +61,105 @@ class Lanes:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+class _Tables:
+    """What all ranks share."""
+
+    def __init__(self) -> None:
+        self.names, self.axes, self.lines = _Numbers[str](), _Numbers[str](), _Numbers[str]()
+        self.kinds = _Numbers[tuple[int, ...]]()
+        self.lines("")  # number 0: not known
+
+
 def lanes_of(timeline: Timeline, ranks: Sequence[int], *, max_spans: int = MAX_SPANS) -> Lanes:
     """The lanes of these ranks; together at most `max_spans` spans."""
-    names, axes, lines = _Names(), _Names(), _Names()
-    lines("")  # number 0: not known
+    tables = _Tables()
     rows, total, drawn = [], 0, 0
     for rank in ranks:
         spans = timeline.spans(rank)
-        columns = _merge(_columns(spans, timeline.step_start_ns, names, axes, lines), max_spans // len(ranks), names)
+        columns = _merge(_columns(spans, timeline.step_start_ns, tables), max_spans // len(ranks), tables)
         total, drawn = total + len(spans), drawn + len(columns["start"])
-        actor = timeline.actor_of(rank)
-        streams = sorted(set(columns["stream"].tolist()), key=lambda stream: _order(columns, stream))
-        rows.append(
-            {"rank": rank, "num_ranks": len(actor.ranks), "streams": streams}
-            | {name: column.tolist() for name, column in columns.items()}
-        )
+        rows.append({"rank": rank, "num_ranks": len(timeline.actor_of(rank).ranks), "lanes": _lanes(columns, tables)})
     return Lanes(
-        names=names.texts, axes=axes.texts, lines=lines.texts, ranks=rows, num_spans=total, num_drawn=drawn
+        names=tables.names.items,
+        axes=tables.axes.items,
+        lines=tables.lines.items,
+        kinds=tables.kinds.items,
+        ranks=rows,
+        num_spans=total,
+        num_drawn=drawn,
     )
 
 
-def _columns(spans: Sequence[Span], begin_ns: int, names: _Names, axes: _Names, lines: _Names) -> dict[str, I64]:
-    rows = [
-        (
-            span.start_ns - begin_ns,
-            span.end_ns - span.start_ns,
-            span.stream,
-            names(span.name),
-            CATEGORIES.index(span.category),
-            int(span.phase),
-            axes(span.axis),
-            lines(str(span.line) if span.line.file else ""),
-            span.bytes,
-            span.flops,
-            1,
-        )
-        for span in spans
-    ]
-    fields = ("start", "length", "stream", "name", "category", "phase", "axis", "line", "bytes", "flops", "count")
-    table = np.array(rows, dtype=object).reshape(len(rows), len(fields))
-    columns = {name: table[:, k].astype(np.float64 if name == "flops" else np.int64) for k, name in enumerate(fields)}
+def _columns(spans: Sequence[Span], begin_ns: int, tables: _Tables) -> dict[str, I64]:
+    """Sorted by stream, then by start."""
+    lines = {id(span.line): span.line for span in spans}
+    numbers = {key: tables.lines(str(line) if line.file else "") for key, line in lines.items()}
+    lists: dict[str, list[int]] = {
+        "start": [span.start_ns - begin_ns for span in spans],
+        "length": [span.end_ns - span.start_ns for span in spans],
+        "stream": [span.stream for span in spans],
+        "name": [tables.names(span.name) for span in spans],
+        "category": [CATEGORIES.index(span.category) for span in spans],
+        "phase": [int(span.phase) for span in spans],
+        "axis": [tables.axes(span.axis) for span in spans],
+        "line": [numbers[id(span.line)] for span in spans],
+        "bytes": [span.bytes for span in spans],
+        "flops": [min(span.flops, 1 << 62) for span in spans],
+        "count": [1] * len(spans),
+    }
+    columns = {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
     order = np.lexsort((columns["start"], columns["stream"]))
     return {name: column[order] for name, column in columns.items()}
 
 
-def _merge(columns: dict[str, I64], limit: int, names: _Names) -> dict[str, I64]:
-    """Joins short neighbours of one kind until at most `limit` spans are left."""
+def _lanes(columns: dict[str, I64], tables: _Tables) -> list[dict[str, Any]]:
+    """One a stream; the stream with the most compute first."""
+    kinds = list(map(tables.kinds, zip(*(columns[name].tolist() for name in _KIND), strict=True)))
+    found = []
+    for stream in np.unique(columns["stream"]).tolist():
+        low, high = np.searchsorted(columns["stream"], (stream, stream + 1))
+        start, length = columns["start"][low:high], columns["length"][low:high]
+        gaps = np.diff(start + length, prepend=0) - length
+        busy = int(length[columns["category"][low:high] == 0].sum())
+        lane = {"stream": stream, "gap": gaps.tolist(), "length": length.tolist(), "kind": kinds[low:high]}
+        found.append((-busy, stream, lane))
+    return [lane for _, _, lane in sorted(found, key=lambda each: each[:2])]
+
+
+def _merge(columns: dict[str, I64], limit: int, tables: _Tables) -> dict[str, I64]:
+    """Joins short neighbours until at most `limit` spans are left: first those of one kind, in the end any."""
     start, length = columns["start"], columns["length"]
     if len(start) <= limit:
         return columns
-    kind = np.stack([columns[name] for name in ("stream", "category", "phase", "axis")])
-    alike = (kind[:, 1:] == kind[:, :-1]).all(axis=0)
     gap = start[1:] - (start[:-1] + length[:-1])
-    short = max(int(np.percentile(length, 10)), 1)
-    while True:
-        small = length <= short
-        joined = alike & (gap <= short) & small[1:] & small[:-1]
-        first = np.concatenate(([True], ~joined))
-        if first.sum() <= limit or short > 1 << 60:
-            break
-        short *= 2
-    return _joined(columns, np.flatnonzero(first), names)
+    one_stream = columns["stream"][1:] == columns["stream"][:-1]
+    kind = np.stack([columns[name] for name in ("category", "phase", "axis")])
+    alike = one_stream & (kind[:, 1:] == kind[:, :-1]).all(axis=0)
+    longest = max(int((start + length).max()) // _COARSEST, 2)
+    first = np.ones(len(start), dtype=np.bool_)
+    for may_join, most in ((alike, longest), (one_stream, 1 << 62)):
+        short = max(int(np.percentile(length, 10)), 1)
+        while first.sum() > limit and short < most:
+            joined = may_join & (gap <= short) & (length[1:] <= short) & (length[:-1] <= short)
+            first = np.concatenate(([True], ~joined))
+            short *= 2
+    return _joined(columns, np.flatnonzero(first), tables)
 
 
-def _joined(columns: dict[str, I64], first: I64, names: _Names) -> dict[str, I64]:
+def _joined(columns: dict[str, I64], first: I64, tables: _Tables) -> dict[str, I64]:
+    """One span a stretch: as long as all of it, of the kind that takes most of it."""
     end = columns["start"] + columns["length"]
     last = np.concatenate((first[1:], [len(end)])) - 1
-    merged = {name: column[first] for name, column in columns.items()}
+    stretch = np.repeat(np.arange(len(first)), last - first + 1)
+    longest = np.lexsort((columns["length"], stretch))[last]
+    merged = {name: column[longest] for name, column in columns.items()}
+    merged["start"] = columns["start"][first]
     merged["length"] = np.maximum.reduceat(end, first) - merged["start"]
     for name in ("bytes", "flops", "count"):
         merged[name] = np.add.reduceat(columns[name], first)
     several = last > first
-    merged["name"] = np.where(several & ~_same(columns["name"], first, last), names("operators"), merged["name"])
+    joined = np.array([tables.names(name) for name in _JOINED])[merged["category"]]
+    merged["name"] = np.where(several & ~_same(columns["name"], first, last), joined, merged["name"])
     merged["line"] = np.where(several & ~_same(columns["line"], first, last), 0, merged["line"])
     return merged
 
@@ -132,10 +169,3 @@ def _same(column: I64, first: I64, last: I64) -> npt.NDArray[np.bool_]:
     changes = np.concatenate(([0], np.cumsum(column[1:] != column[:-1])))
     same: npt.NDArray[np.bool_] = changes[first] == changes[last]
     return same
-
-
-def _order(columns: dict[str, I64], stream: int) -> tuple[int, int]:
-    """Compute above communication: the stream with the most compute first."""
-    mine = columns["stream"] == stream
-    busy = columns["length"][mine & (columns["category"] == 0)].sum()
-    return -int(busy), stream

@@ -1,12 +1,13 @@
 """Times: where a step goes, for the ranks worth looking at and on average."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sandtable.report.needs import Actor, Breakdown, Timeline
 from sandtable.units import NS_PER_S
 
-__all__ = ["PARTS", "Parts", "RankTimes", "break_down"]
+__all__ = ["PARTS", "Parts", "RankTimes", "break_down", "parts_of"]
 
 PARTS = ("forward", "backward", "recompute", "optimizer", "communication", "bubble", "straggler", "host", "input")
 """What a step is made of, in the order in which it is drawn; `other` closes the list."""
@@ -33,6 +34,9 @@ class Parts:
     """Waiting for data to be copied to the device."""
     other: float
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
     @property
     def total(self) -> float:
         rest = sum(getattr(self, name) for name in PARTS if name != "communication")
@@ -50,7 +54,7 @@ class RankTimes:
 
 def break_down(timeline: Timeline) -> dict[str, RankTimes]:
     """The slowest rank (most time not spent waiting for others), the median and the first one, and the mean of all."""
-    rows = [(actor, _parts(timeline.breakdown(actor.representative))) for actor in timeline.actors]
+    rows = [(actor, parts_of(timeline.breakdown(actor.representative))) for actor in timeline.actors]
     if not rows:
         return {}
     by_work = sorted(rows, key=lambda row: (_own_work(row[1]), -row[0].representative))
@@ -63,7 +67,8 @@ def break_down(timeline: Timeline) -> dict[str, RankTimes]:
     return found | {"mean": RankTimes(rank=None, num_ranks=sum(len(a.ranks) for a, _ in rows), parts=_mean(rows))}
 
 
-def _parts(breakdown: Breakdown) -> Parts:
+def parts_of(breakdown: Breakdown) -> Parts:
+    """The same in seconds."""
     seconds = {name: getattr(breakdown, name) / NS_PER_S for name in (*PARTS, "other") if name != "communication"}
     axes: Mapping[str, int] = breakdown.communication
     return Parts(communication={axis: ns / NS_PER_S for axis, ns in sorted(axes.items()) if ns}, **seconds)
