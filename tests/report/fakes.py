@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sandtable.cluster import Cluster, load
 from sandtable.cluster.topology import Topology
+from sandtable.engine.columns import CATEGORIES, SpanColumns
 from sandtable.trace import Kind, Line, Phase, RankClass, Trace, bytes_moved, flops
 
 PHASES = {
@@ -30,6 +31,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
+    record: int
     start_ns: int
     end_ns: int
     stream: int
@@ -97,6 +99,26 @@ class FakeTimeline:
 
     def spans(self, rank: int) -> Sequence[Span]:
         return self._spans(self.actor_of(rank).representative)
+
+    def span_columns(self, rank: int) -> SpanColumns:
+        spans = sorted(self.spans(rank), key=lambda span: (span.stream, span.start_ns))
+        names = tuple(dict.fromkeys(span.name for span in spans))
+        axes = tuple(dict.fromkeys(span.axis for span in spans))
+        numbers = {
+            "record": [span.record for span in spans],
+            "start_ns": [span.start_ns for span in spans],
+            "end_ns": [span.end_ns for span in spans],
+            "stream": [span.stream for span in spans],
+            "name": [names.index(span.name) for span in spans],
+            "category": [CATEGORIES.index(span.category) for span in spans],
+            "phase": [int(span.phase) for span in spans],
+            "axis": [axes.index(span.axis) for span in spans],
+            "line": [self.trace.lines.index(span.line) for span in spans],
+            "bytes": [span.bytes for span in spans],
+        }
+        columns = {name: np.array(values, dtype=np.int64) for name, values in numbers.items()}
+        flops_done = np.array([span.flops for span in spans], dtype=np.float64)
+        return SpanColumns(**columns, flops=flops_done, names=names, axes=axes)
 
     def breakdown(self, rank: int) -> Breakdown:
         parts: Counter[str] = Counter()
@@ -186,6 +208,7 @@ class FakeTimeline:
             clock[stream] = now + ns
             spans.append(
                 Span(
+                    record=i,
                     start_ns=now,
                     end_ns=now + ns,
                     stream=stream,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sandtable.cluster import Cluster, Topology
 from sandtable.engine.breakdown import Breakdown, break_down
 from sandtable.engine.clock import Times
+from sandtable.engine.columns import SpanColumns, span_columns
 from sandtable.engine.fold import Fold
 from sandtable.engine.operators import BASES, OperatorTable
 from sandtable.engine.program import Order, Program
@@ -168,6 +169,13 @@ class Timeline:
         index = self.actor_of(rank).index
         view = self.trace.rank(rank)
         return unroll(view, self.programs[index], self.times[index], self.tables[index], self.axes(index), self._window)
+
+    def span_columns(self, rank: int) -> SpanColumns:
+        """The same as arrays, by stream and start."""
+        index = self.actor_of(rank).index
+        view = self.trace.rank(rank)
+        program, times, table = self.programs[index], self.times[index], self.tables[index]
+        return span_columns(view, program, times, table, self.axes(index), self._window)
 
     def record_times(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Records of `rank` in ascending order, and when the device began what was issued there; both ascend."""

@@ -12,14 +12,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.report.needs import Span, Timeline
+from sandtable.engine.columns import SpanColumns
+from sandtable.report.needs import Timeline
 
 __all__ = ["Lanes", "lanes_of"]
 
-MAX_SPANS = 48_000
-CATEGORIES = ("compute", "communication", "copy", "wait")
+MAX_SPANS = 64_000
 _COARSEST = 1000
 """Spans shorter than this part of the step are joined before different kinds are."""
+_GROWTH = 1.3
 _JOINED = ("operators", "calls", "copies", "waits")
 _KIND = ("name", "category", "phase", "axis", "line", "bytes", "flops", "count")
 
@@ -75,8 +76,8 @@ def lanes_of(timeline: Timeline, ranks: Sequence[int], *, max_spans: int = MAX_S
     tables = _Tables()
     rows, total, drawn = [], 0, 0
     for rank in ranks:
-        spans = timeline.spans(rank)
-        columns = _merge(_columns(spans, timeline.step_start_ns, tables), max_spans // len(ranks), tables)
+        spans = timeline.span_columns(rank)
+        columns = _merge(_columns(spans, timeline, tables), max_spans // len(ranks), tables)
         total, drawn = total + len(spans), drawn + len(columns["start"])
         rows.append({"rank": rank, "num_ranks": len(timeline.actor_of(rank).ranks), "lanes": _lanes(columns, tables)})
     return Lanes(
@@ -90,26 +91,26 @@ def lanes_of(timeline: Timeline, ranks: Sequence[int], *, max_spans: int = MAX_S
     )
 
 
-def _columns(spans: Sequence[Span], begin_ns: int, tables: _Tables) -> dict[str, I64]:
-    """Sorted by stream, then by start."""
-    lines = {id(span.line): span.line for span in spans}
-    numbers = {key: tables.lines(str(line) if line.file else "") for key, line in lines.items()}
-    lists: dict[str, list[int]] = {
-        "start": [span.start_ns - begin_ns for span in spans],
-        "length": [span.end_ns - span.start_ns for span in spans],
-        "stream": [span.stream for span in spans],
-        "name": [tables.names(span.name) for span in spans],
-        "category": [CATEGORIES.index(span.category) for span in spans],
-        "phase": [int(span.phase) for span in spans],
-        "axis": [tables.axes(span.axis) for span in spans],
-        "line": [numbers[id(span.line)] for span in spans],
-        "bytes": [span.bytes for span in spans],
-        "flops": [min(span.flops, 1 << 62) for span in spans],
-        "count": [1] * len(spans),
+def _columns(spans: SpanColumns, timeline: Timeline, tables: _Tables) -> dict[str, I64]:
+    """Sorted by stream, then by start; names, axes and lines by the numbers that all ranks share."""
+    names = np.array([tables.names(name) for name in spans.names] or [0])
+    axes = np.array([tables.axes(axis) for axis in spans.axes] or [0])
+    used, line = np.unique(spans.line, return_inverse=True)
+    found = (timeline.trace.lines[int(index)] for index in used)
+    lines = np.array([tables.lines(str(each) if each.file else "") for each in found] or [0])
+    return {
+        "start": spans.start_ns - timeline.step_start_ns,
+        "length": spans.end_ns - spans.start_ns,
+        "stream": spans.stream,
+        "name": names[spans.name],
+        "category": spans.category,
+        "phase": spans.phase,
+        "axis": axes[spans.axis],
+        "line": lines[line.reshape(-1)],
+        "bytes": spans.bytes,
+        "flops": spans.flops.astype(np.int64),
+        "count": np.ones(len(spans), dtype=np.int64),
     }
-    columns = {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
-    order = np.lexsort((columns["start"], columns["stream"]))
-    return {name: column[order] for name, column in columns.items()}
 
 
 def _lanes(columns: dict[str, I64], tables: _Tables) -> list[dict[str, Any]]:
@@ -136,13 +137,13 @@ def _merge(columns: dict[str, I64], limit: int, tables: _Tables) -> dict[str, I6
     kind = np.stack([columns[name] for name in ("category", "phase", "axis")])
     alike = one_stream & (kind[:, 1:] == kind[:, :-1]).all(axis=0)
     longest = max(int((start + length).max()) // _COARSEST, 2)
-    first = np.ones(len(start), dtype=np.bool_)
+    joined = np.zeros(len(gap), dtype=np.bool_)
     for may_join, most in ((alike, longest), (one_stream, 1 << 62)):
-        short = max(int(np.percentile(length, 10)), 1)
-        while first.sum() > limit and short < most:
-            joined = may_join & (gap <= short) & (length[1:] <= short) & (length[:-1] <= short)
-            first = np.concatenate(([True], ~joined))
-            short *= 2
+        short, before = max(float(np.percentile(length, 5)), 1.0), joined
+        while len(start) - joined.sum() > limit and short < most:
+            joined = before | (may_join & (gap <= short) & (length[1:] <= short) & (length[:-1] <= short))
+            short *= _GROWTH
+    first = np.concatenate(([True], ~joined))
     return _joined(columns, np.flatnonzero(first), tables)
 
 

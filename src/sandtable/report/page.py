@@ -118,7 +118,8 @@ def _curve(trace: Trace, timeline: Timeline, rank: int) -> dict[str, Any]:
     view = trace.rank(rank)
     rows, moments = timeline.record_times(rank)
     steps = view.step_slices()
-    begin = int(rows[min(np.searchsorted(moments, timeline.step_start_ns), len(rows) - 1)]) if len(rows) else 0
+    before = min(int(np.searchsorted(moments, timeline.step_start_ns)), len(rows) - 1)
+    begin = int(rows[before]) if len(rows) else 0
     end = steps[-1].stop if steps else len(view.records)
     curve = memory_curve(view, classify_blocks(view), rows=slice(begin, end), max_points=MAX_POINTS)
     time = np.interp(curve.row, rows, moments) - timeline.step_start_ns if len(rows) else curve.row * 0.0

@@ -1,7 +1,7 @@
 """Picture: the cluster as boxes, each with how full the links out of it are.
 
-The tree comes from `Topology.describe`, in which equal neighbours are one branch with a count. It is unfolded here, since
-equal machines need not be equally loaded: every node and every switch gets the utilisation of its own links.
+The tree comes from `Topology.describe`, in which equal neighbours are one branch with a count. It is unfolded here,
+since equal machines need not be equally loaded: every node and every switch gets the utilisation of its own links.
 """
 
 from dataclasses import dataclass

@@ -42,18 +42,20 @@ class HeatMap {
     return { name: "detailed", width: across * 13 + 11, height: Math.ceil(gpus / across) * 13 + 12 + 22, gap: 8 };
   }
 
-  split() { return { name: "split", width: 24, height: 19, gap: 4 }; }
+  split() { return { name: "split", narrow: 24, width: 24, height: 19, gap: 4 }; }
 
-  plain() { const size = this.picture.boxes.length > 2000 ? 7 : 10; return { name: "plain", width: size, height: size, gap: 2 }; }
+  plain() { const size = this.picture.boxes.length > 2000 ? 7 : 10; return { name: "plain", narrow: size, width: size, height: size, gap: 2 }; }
 
   // Frames from left to right, wrapping; nodes in rows inside their frame. Gives the height it takes.
   layOut(width) {
     this.cells = [];
     this.frames = [];
     const { style } = this;
+    const groups = this.groups();
+    this.stretch(groups, width);
     let y = this.layOutTop(width);
     let x = 0, tallest = 0;
-    for (const group of this.groups()) {
+    for (const group of groups) {
       const inner = this.columnsFor(group.boxes.length, width);
       const wide = inner * (style.width + style.gap) - style.gap + 16;
       const tall = Math.ceil(group.boxes.length / inner) * (style.height + style.gap) - style.gap + 16 + 18;
@@ -64,6 +66,18 @@ class HeatMap {
       tallest = Math.max(tallest, tall);
     }
     return y + tallest + 4;
+  }
+
+  // Boxes a little wider, so that a row of frames ends where the picture does.
+  stretch(groups, width) {
+    if (this.style.name === "detailed") return;
+    this.style.width = this.style.narrow;
+    const most = Math.max(...groups.map((group) => group.boxes.length));
+    const inner = this.columnsFor(most, width);
+    const wide = inner * (this.style.width + this.style.gap) - this.style.gap + 16;
+    const across = Math.min(Math.floor((width + 12) / (wide + 12)), groups.length) || 1;
+    const room = (width - 12 * (across - 1)) / across - 16 + this.style.gap;
+    this.style.width = Math.min(room / inner - this.style.gap, 2.2 * this.style.narrow) - 0.01;
   }
 
   columnsFor(count, width) {
