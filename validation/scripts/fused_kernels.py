@@ -11,6 +11,7 @@ function that keeps what the extension keeps (and no more: activation memory dep
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -136,8 +137,14 @@ def causal_softmax(scores: Tensor, scale: float) -> Tensor:
     batch, heads, queries, keys = scores.shape
     if 16 < keys <= 2048 and queries % 4 == 0 and (batch * heads) % 4 == 0:
         return _CausalSoftmax.apply(scores.view(-1, queries, keys), scale).view(scores.shape)
-    is_later = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1)
+    is_later = _later_keys(queries, keys, scores.device)
     return torch.softmax((scores.float() * scale).masked_fill_(is_later, -10000.0), dim=-1).to(scores.dtype)
+
+
+@lru_cache(maxsize=8)
+def _later_keys(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where a key comes after the query; the same in every layer and step."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:

@@ -70,18 +70,14 @@ class MixedPrecisionAdam:
         return loss * self.scale if self.is_mixed else loss
 
     def make_states(self) -> None:
-        """Adam's averages, now rather than in the first step, where memory is already full of other things."""
-        rate = [group["lr"] for group in self.optimizer.param_groups]
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.0
+        """Adam's averages, now rather than in the first step, as after loading a checkpoint."""
         for param in self.main:
-            param.grad = torch.zeros_like(param)
-        self.optimizer.step()
-        for group, lr in zip(self.optimizer.param_groups, rate, strict=True):
-            group["lr"] = lr
-        for param in self.main:
-            param.grad = None
-            self.optimizer.state[param]["step"].zero_()
+            self.optimizer.state[param] = {
+                "step": torch.zeros((), device=param.device),
+                "exp_avg": torch.zeros_like(param, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(param, requires_grad=False),
+            }
+        self.optimizer.step()  # there are no gradients yet: nothing changes
 
     @torch.no_grad()
     def step(self, *, max_norm: float) -> bool:
