@@ -66,7 +66,9 @@ class Trainer:
             async_tensor=args.async_tensor,
             fused_wgrad=args.fused_wgrad,
         )
-        require_divides(layout.dp.size * args.micro_batch, args.global_batch, names=("dp x micro-batch", "global_batch"))
+        require_divides(
+            layout.dp.size * args.micro_batch, args.global_batch, names=("dp x micro-batch", "global_batch")
+        )
         self.num_micro = args.global_batch // (layout.dp.size * args.micro_batch)
         self.modules = [self.make_stage(chunk) for chunk in range(args.virtual_stages)]
         params = [param for module in self.modules for param in module.parameters()]
@@ -260,7 +262,9 @@ def parse_arguments() -> argparse.Namespace:
     parallel.add_argument("--short-ends", action="store_true", help="first and last stage have one layer fewer")
     parallel.add_argument("--scatter-gather", action="store_true", help="tp ranks send a share of each activation")
     parallel.add_argument("--no-p2p-sync", action="store_true", help="do not wait for the device after an exchange")
-    parallel.add_argument("--ddp", choices=["local", "torch"], default="local", help="all-reduce at the end or overlapped")
+    parallel.add_argument(
+        "--ddp", choices=["local", "torch"], default="local", help="all-reduce at the end or overlapped"
+    )
     training = parser.add_argument_group("training")
     training.add_argument("--global-batch", type=int, default=8, help="samples a step, all replicas together")
     training.add_argument("--micro-batch", type=int, default=1, help="samples a micro-batch")

@@ -52,9 +52,7 @@ class MixedPrecisionAdam:
     out between them, and a copy of another stage's parameter counts nothing.
     """
 
-    def __init__(
-        self, params: Sequence[nn.Parameter], *, layout: Layout, shares: Sequence[float], lr: float
-    ) -> None:
+    def __init__(self, params: Sequence[nn.Parameter], *, layout: Layout, shares: Sequence[float], lr: float) -> None:
         self.params, self.layout = list(params), layout
         self.is_mixed = params[0].dtype != torch.float32
         device = params[0].device

@@ -58,13 +58,13 @@ class RowSet:
 
 def load_sets(directory: Path) -> list[RowSet]:
     """Every set of `directory` (validation/, with rows and scripts in it), by name. No two rows share an id."""
-    files = sorted((directory / "rows").glob("*.toml"))
+    files = [file for file in sorted((directory / "rows").glob("*.toml")) if _is_set(file)]
     if not files:
         raise ValidationSetError(
             f"{directory}/rows must hold files of published rows, but has none; run from a checkout of the repository, "
             "or name its validation directory with --from"
         )
-    sets = [load_set(file) for file in files if not file.name.startswith("_")]
+    sets = [load_set(file) for file in files]
     _require_unique([row.id for each in sets for row in each.rows], "rows of all files")
     _require_unique([score for each in sets for score in each.scores], "scores of all files")
     return sets
@@ -91,6 +91,11 @@ def load_set(file: Path) -> RowSet:
         scores=data.scores,
         rows=rows,
     )
+
+
+def _is_set(file: Path) -> bool:
+    """Machines that only a set uses (`_name.toml`) and curves of collectives lie in the same directory."""
+    return not file.name.startswith("_") and not file.read_text(encoding="utf-8").count("\n[[curves]]\n")
 
 
 def _read(file: Path) -> RowFile:
