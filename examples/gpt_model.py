@@ -43,6 +43,7 @@ class GPTConfig:
 
 SIZES = {
     "tiny": GPTConfig(num_layers=4, hidden_size=64, num_heads=4, vocab_size=512, seq_len=32),
+    "2m": GPTConfig(num_layers=4, hidden_size=192, num_heads=6, vocab_size=1024, seq_len=128),
     "124m": GPTConfig(num_layers=12, hidden_size=768, num_heads=12, seq_len=1024),
     "350m": GPTConfig(num_layers=24, hidden_size=1024, num_heads=16),
     "760m": GPTConfig(num_layers=24, hidden_size=1536, num_heads=16),

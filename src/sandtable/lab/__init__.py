@@ -5,7 +5,7 @@ Think of a model railway: the trains are small, but they really run, and they re
 the bytes on every interface, and leaves nothing behind. `calibrate` measures what such a host and such links do.
 """
 
-from sandtable.lab.calibrate import Calibration, LinkRates, OperatorTime, calibrate
+from sandtable.lab.calibration import Calibration, LinkRates, OperatorTime, calibrate
 from sandtable.lab.cluster_plan import plan_for
 from sandtable.lab.counters import Traffic
 from sandtable.lab.lab import HostResult, Lab, LabResult

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from sandtable.lab.calibrate import Calibration, OperatorTime
+from sandtable.lab.calibration import Calibration, OperatorTime
 from sandtable.lab.plan import Plan
 from sandtable.units import GB, TERA
 
