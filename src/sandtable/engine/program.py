@@ -222,7 +222,10 @@ class _Compiler:
         ends = np.append(begins[1:], len(self.index)) - 1
         host_until, work_until = np.cumsum(host), np.cumsum(work)
         host_before = host_until[begins] - host[begins]
-        slack = np.maximum.reduceat(host_until - (work_until - work), begins)
+        if costs.is_synchronous:  # the host does the work between issuing one operator and the next
+            slack = host_until[ends] - (work_until[begins] - work[begins])
+        else:
+            slack = np.maximum.reduceat(host_until - (work_until - work), begins)
         is_run = self.is_op[begins]
         return {
             "host_ns": _round(host_until[ends] - host_before),

@@ -1,0 +1,187 @@
+"""Step times predicted and really measured, side by side: the same scripts on labs made of this machine.
+
+    sudo python bench/lab_prediction.py
+    sudo python bench/lab_prediction.py --only unequal --steps 12
+
+Three labs (see LABS), one of them with unequal links, and two ways to train in parallel (see METHODS). For each lab the
+scripts are rehearsed as `sandtable run` does, hosts and links are calibrated with the operators of the rehearsals, and
+then the scripts, not edited, are run for real with gloo. Real step times are those between the lines that the script
+prints; their median after a warm-up is held against the prediction. Nothing of a prediction comes from the real run of
+the script. The last line is a JSON object:
+
+rows          lab, method, predicted_s, measured_s, error_pct, and the range of the measured steps
+max_abs_pct   the largest error
+mean_abs_pct  the mean of errors without sign
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from sandtable.cluster import load
+from sandtable.engine import simulate
+from sandtable.engine.compute import MeasuredRow, MeasuredTable
+from sandtable.errors import SandtableError
+from sandtable.lab import Lab, Plan, calibrate, machine_text
+from sandtable.trace import Signature, Trace
+from sandtable.vgpu import Job, TerminalView, core_path, launch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MBIT = 10**6 / 8
+CORES = 0.4
+"""Of this machine's processors, for each host: 4 hosts leave some of 2 cores to the kernel's part of the network."""
+WARM_UP = 2
+
+LABS = {
+    "two": [200 * MBIT] * 2,
+    "four": [100 * MBIT] * 4,
+    "unequal": [200 * MBIT] * 3 + [50 * MBIT],
+}
+METHODS = {
+    "ddp": ["gpt_ddp.py", "--size", "2m", "--amp", "none", "--accumulate", "1", "--micro-batch", "4"],
+    "pipeline": ["gpt_pp.py", "--size", "2m", "--batch", "16", "--micro-batch", "4"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One script on one lab."""
+
+    lab: str
+    method: str
+    predicted_s: float
+    measured_s: float
+    fastest_s: float
+    slowest_s: float
+
+    @property
+    def error_pct(self) -> float:
+        return 100 * (self.predicted_s / self.measured_s - 1)
+
+
+def main() -> None:
+    """Predict and measure, and print each row as it comes."""
+    args = parse_arguments()
+    rows = []
+    try:
+        for name in args.only or LABS:
+            for row in compare(name, args):
+                print(show(row), flush=True)
+                rows.append(row)
+    except SandtableError as error:
+        sys.exit(f"bench/lab_prediction.py: {error}")
+    print(json.dumps(figures(rows)))
+
+
+def compare(name: str, args: argparse.Namespace) -> list[Row]:
+    """All methods on one lab."""
+    plan = Plan.of_bandwidths(LABS[name], cores=args.cores)
+    with tempfile.TemporaryDirectory(prefix="sandtable-bench-") as directory:
+        traces = {method: rehearse(method, plan, Path(directory)) for method in METHODS}
+        predicted = predict(traces, plan, Path(directory))
+    rows = []
+    with Lab(plan) as lab:
+        for method, seconds in predicted.items():
+            steps = measure(method, lab, args.steps)[WARM_UP:]
+            rows.append(
+                Row(
+                    lab=name,
+                    method=method,
+                    predicted_s=seconds,
+                    measured_s=median(steps),
+                    fastest_s=min(steps),
+                    slowest_s=max(steps),
+                )
+            )
+    return rows
+
+
+def rehearse(method: str, plan: Plan, directory: Path) -> Trace:
+    """The script on virtual devices, one a host."""
+    script, *flags = METHODS[method]
+    num_hosts = len(plan.hosts)
+    job = Job(
+        script=str(EXAMPLES / script),
+        script_args=tuple(flags),
+        world_size=num_hosts,
+        nproc_per_node=1,
+        cluster=load("lab", nodes=num_hosts),
+        num_steps=3,
+        out=directory / method,
+        core_path=str(core_path()),
+    )
+    return launch(job, view=TerminalView())
+
+
+def predict(traces: dict[str, Trace], plan: Plan, directory: Path) -> dict[str, float]:
+    """Seconds of a step of each, on hosts and links as calibrated now."""
+    signatures = dict.fromkeys(text for trace in traces.values() for text in trace.signatures.texts)
+    found = calibrate(tuple(signatures), plan=plan)
+    file = directory / "calibrated.toml"
+    file.write_text(machine_text(found, title="Lab", plan=plan), encoding="utf-8")
+    cluster = load(str(file))
+    table = MeasuredTable(MeasuredRow(signature=Signature.parse(row.signature), ns=row.ns) for row in found.operators)
+    return {method: simulate(trace, cluster, measured=table).step_ns / 1e9 for method, trace in traces.items()}
+
+
+def measure(method: str, lab: Lab, num_steps: int) -> list[float]:
+    """Seconds between the lines that the script prints, one a step."""
+    script, *flags = METHODS[method]
+    stamps: list[float] = []
+    lines: list[str] = []
+
+    def listen(host: str, line: str) -> None:
+        lines.append(f"{host}: {line}")
+        if re.match(r"step \d+ loss ", line):
+            stamps.append(time.perf_counter())
+
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    result = lab.run([*command, str(EXAMPLES / script), *flags, "--steps", str(num_steps)], show=listen)
+    if result.exit_code or len(stamps) != num_steps:
+        sys.exit("\n".join(["bench/lab_prediction.py: the script failed on the lab", *lines[-20:]]))
+    return [after - before for before, after in pairwise(stamps)]
+
+
+def show(row: Row) -> str:
+    """One line for people."""
+    spread = f"{row.fastest_s:.3f}-{row.slowest_s:.3f}"
+    return (
+        f"{row.lab:8} {row.method:9} predicted {row.predicted_s:6.3f} s  measured {row.measured_s:6.3f} s "
+        f"({spread})  error {row.error_pct:+5.1f} %"
+    )
+
+
+def figures(rows: list[Row]) -> dict[str, Any]:
+    """The JSON object."""
+    errors = [abs(row.error_pct) for row in rows]
+    names = ("lab", "method", "predicted_s", "measured_s", "fastest_s", "slowest_s", "error_pct")
+    return {
+        "rows": [{name: _rounded(getattr(row, name)) for name in names} for row in rows],
+        "max_abs_pct": round(max(errors), 2),
+        "mean_abs_pct": round(mean(errors), 2),
+    }
+
+
+def _rounded(value: str | float) -> str | float:
+    return value if isinstance(value, str) else round(value, 4)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=LABS, action="append", help="this lab alone; may be given again")
+    parser.add_argument("--steps", type=int, default=10, help="real steps, the first of them to warm up (default 10)")
+    parser.add_argument("--cores", type=float, default=CORES, help=f"processors of a host (default {CORES})")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
