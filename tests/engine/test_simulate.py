@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.building import Script, make_trace
+from tests.engine.building import SIGNATURES, Script, make_trace
 
 from sandtable.cluster import load
 from sandtable.engine import Timeline, WhatIf, simulate
+from sandtable.engine.compute import CostModel
 from sandtable.errors import SimulationError
 from sandtable.trace import Group, Phase, Trace
 
@@ -248,3 +249,17 @@ def test_a_run_without_work_has_no_time():
 def test_impossible_what_ifs_say_what_would_be_possible(what_if, words):
     with pytest.raises(SimulationError, match=words):
         run(data_parallel(16), **what_if)
+
+
+def test_a_processor_issues_and_works_in_turn():
+    script = Script()
+    for _ in range(2):
+        for signature, phase in ((2, Phase.FORWARD), (1, Phase.FORWARD), (0, Phase.BACKWARD), (1, Phase.BACKWARD)):
+            script.op(signature, phase=phase)
+        script.step()
+    trace = make_trace({0: script}, classes={0: [0]}, groups=(Group("world", (0,)),), gpus_per_node=1)
+    cluster = load("lab", nodes=1)
+    model = CostModel(cluster.device)
+    done = ((2, Phase.FORWARD), (1, Phase.FORWARD), (0, Phase.BACKWARD), (1, Phase.BACKWARD))
+    costs = [model.cost(SIGNATURES[i]).work_ns + model.host_ns(SIGNATURES[i], phase) for i, phase in done]
+    assert simulate(trace, cluster).step_ns == pytest.approx(sum(costs), rel=1e-3)

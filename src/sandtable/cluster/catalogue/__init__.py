@@ -138,10 +138,13 @@ def _unequal(name: str, data: dict[str, Any], file: File) -> Cluster:
         data = {**data, "groups": plain}
     checked = check(data, GroupedFile, file=file)
     groups = []
+    devices: dict[Device, Device] = {}
     for index, (table, machine) in enumerate(zip(checked.groups, inline, strict=True)):
         within = f"groups.{index}"
         kind = _group_kind(table, machine, file, within=within)
-        groups.append(NodeGroup(kind=kind, num_nodes=table.num_nodes))
+        # Devices described twice in the same words are one device: only their links differ.
+        device = devices.setdefault(replace(kind.device, id=""), kind.device)
+        groups.append(NodeGroup(kind=replace(kind, device=device), num_nodes=table.num_nodes))
     fabric = build_fabric(checked.fabric)
     made = Cluster(name=name, title=checked.title, groups=tuple(groups), fabric=fabric, placement=checked.placement)
     return assemble(made, file=file)
