@@ -252,14 +252,14 @@ def test_impossible_what_ifs_say_what_would_be_possible(what_if, words):
 
 
 def test_a_processor_issues_and_works_in_turn():
+    done = [(3, Phase.FORWARD)] * 5 + [(1, Phase.BACKWARD), (3, Phase.BACKWARD)]
     script = Script()
     for _ in range(2):
-        for signature, phase in ((2, Phase.FORWARD), (1, Phase.FORWARD), (0, Phase.BACKWARD), (1, Phase.BACKWARD)):
+        for signature, phase in done:
             script.op(signature, phase=phase)
         script.step()
     trace = make_trace({0: script}, classes={0: [0]}, groups=(Group("world", (0,)),), gpus_per_node=1)
     cluster = load("lab", nodes=1)
     model = CostModel(cluster.device)
-    done = ((2, Phase.FORWARD), (1, Phase.FORWARD), (0, Phase.BACKWARD), (1, Phase.BACKWARD))
     costs = [model.cost(SIGNATURES[i]).work_ns + model.host_ns(SIGNATURES[i], phase) for i, phase in done]
     assert simulate(trace, cluster).step_ns == pytest.approx(sum(costs), rel=1e-3)
