@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from sandtable import cli_lab, cli_validate
+from sandtable import cli_lab, cli_report, cli_validate
 from sandtable import cluster as clusters
 from sandtable.errors import LaunchError, SandtableError, ScriptError
 from sandtable.report import print_summary
@@ -148,6 +148,7 @@ def show_cluster(
 
 cli_lab.register(app)
 cli_validate.register(app)
+cli_report.register(app)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def _print_bar(name: str, times: RankTimes, console: Console) -> None:
         width = round(end / total * _BAR_WIDTH) - cells
         cells += max(width, 0)
         bar.append("█" * int(max(width, 0)), style=_COLOURS[part])
-    who = f"  rank {times.rank}" if times.rank is not None else "  of all ranks"
+    who = f"  rank {times.rank}" if times.rank is not None else "  all ranks"
     bar.append(who, style="dim")
     console.print(bar)
 
@@ -164,7 +164,7 @@ def _memory_line(row: ClassMemory) -> str:
     largest = sorted(use.bytes_by_category.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest if size)
     return (
-        f"[{style}]{share:.0%}[/{style}] of the card, {format_bytes(use.peak_reserved_bytes)}, on ranks {row.ranks} "
+        f"[{style}]{share:.0%}[/{style}] of the card, {format_bytes(use.peak_reserved_bytes)}: ranks {row.ranks} "
         f"[dim]({parts})[/dim]"
     )
 

@@ -4,6 +4,7 @@ The tree comes from `Topology.describe`, in which equal neighbours are one branc
 since equal machines need not be equally loaded: every node and every switch gets the utilisation of its own links.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,14 +86,14 @@ class _Walk:
         self.loads = loads
         self.nodes: list[dict[str, Any]] = []
         self.switches: list[dict[str, Any]] = []
-        self._next = {"gpu": 0, "nic": 0, "host": 0}
+        self._next: Counter[str] = Counter()
 
     def visit(self, branch: dict[str, Any], *, above: int | None) -> None:
-        for number in range(branch["first"], branch["first"] + branch["count"]):
+        for _ in range(branch["count"]):
             if branch["kind"] == "node":
-                self._node(branch, number, above)
+                self._node(branch, self._count(branch["kind"], 1), above)
             else:
-                place = self._switch(branch, number, above)
+                place = self._switch(branch, self._count(branch["kind"], 1), above)
                 for child in branch["children"]:
                     self.visit(child, above=place)
 
@@ -118,9 +119,13 @@ class _Walk:
         self.nodes.append({"node": number, "label": branch["label"], "above": above, "links": links})
 
     def _take(self, tier: str, count: int) -> list[float]:
-        first = self._next[tier]
-        self._next[tier] += count
-        return self.loads.units(tier, first, count)
+        return self.loads.units(tier, self._count(tier, count), count)
+
+    def _count(self, kind: str, number: int) -> int:
+        """The number of the first of the next so many things of this kind."""
+        first = self._next[kind]
+        self._next[kind] += number
+        return first
 
 
 def _box(nodes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Asked:
     tokens_per_step: int | None = None
     samples_per_step: int | None = None
     usd_per_gpu_hour: float | None = None
+    cluster: str = ""
+    """The name or file that `--cluster` was given, to simulate the run again."""
     what_if: Mapping[str, Any] = field(default_factory=dict)
     simulation_wall_seconds: float = 0.0
     simulation_core_seconds: float = 0.0
@@ -67,6 +69,7 @@ class LinkOrigin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
     name: str
+    asked: str
     title: str
     num_nodes: int
     ranks_per_node: int
@@ -159,7 +162,7 @@ def summarise_run(trace: Trace, timeline: Timeline, asked: Asked | None = None) 
         command=trace.command,
         world_size=trace.world_size,
         step_seconds=seconds,
-        cluster=_cluster(trace, timeline, efficiency.dtype),
+        cluster=_cluster(trace, timeline, efficiency.dtype, asked),
         breakdown=break_down(timeline),
         efficiency=efficiency,
         throughput=_throughput(asked, seconds, trace.world_size),
@@ -206,14 +209,15 @@ def load_summary(path: Path) -> dict[str, Any]:
     return data
 
 
-def _cluster(trace: Trace, timeline: Timeline, dtype: str) -> ClusterSummary:
+def _cluster(trace: Trace, timeline: Timeline, dtype: str, asked: Asked) -> ClusterSummary:
     cluster, topology = timeline.cluster, timeline.topology
     numbers = np.bincount(topology.device_index, minlength=len(topology.devices)).tolist()
     return ClusterSummary(
         name=cluster.name,
+        asked=asked.cluster or cluster.name,
         title=cluster.title,
         num_nodes=cluster.num_nodes,
-        ranks_per_node=trace.gpus_per_node,
+        ranks_per_node=trace.ranks_per_node,
         devices=tuple(
             DeviceSummary(
                 name=device.name,
