@@ -13,9 +13,22 @@ from rich.console import Console
 
 from sandtable import cli_lab, cli_report, cli_validate
 from sandtable import cluster as clusters
-from sandtable.errors import LaunchError, SandtableError, ScriptError
+from sandtable.cli_options import (
+    Jitter,
+    LinkScale,
+    Price,
+    SamplesPerStep,
+    Seed,
+    SlowNode,
+    TokensPerStep,
+    what_if,
+)
+from sandtable.cli_report import Rehearsal, report_run
+from sandtable.errors import LaunchError, SandtableError, ScriptError, SimulationError
 from sandtable.report import print_summary
 from sandtable.report.clusters import print_cluster, print_clusters
+from sandtable.report.outcome import print_outcome
+from sandtable.report.summary import Asked
 from sandtable.trace import Trace, summarise
 from sandtable.vgpu import Job, TerminalView, core_path, launch
 
@@ -43,6 +56,8 @@ Examples:
   sandtable run --cluster dgx-h100 --nnodes 128 --steps 2 train.py --config big.yaml
 
   sandtable run --nproc-per-node 4 --ranks all -m mypackage.train
+
+  sandtable run --nnodes 32 --slow-node 17=0.8 --link-scale inter=0.5 train.py
 """
 
 _DEFAULT_CLUSTER = "dgx-a100"
@@ -64,11 +79,19 @@ def run(
     cluster: Annotated[str, typer.Option(help="name in the catalogue, or a TOML file")] = _DEFAULT_CLUSTER,
     steps: Annotated[int, typer.Option(min=1, help="stop after this many optimizer steps")] = 3,
     ranks: Annotated[str, typer.Option(help="ranks to really run: auto, all, or a list 0,7,12")] = "auto",
-    out: Annotated[Path, typer.Option(help="directory for the trace")] = _DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="directory for the trace and the report")] = _DEFAULT_OUT,
     max_operators: Annotated[
         int, typer.Option(min=1, help="stop a rank after this many operators without an optimizer step")
     ] = 1_000_000,
     module: Annotated[bool, typer.Option("--module", "-m", help="the script is a module's name")] = False,
+    slow_node: SlowNode = None,
+    link_scale: LinkScale = None,
+    jitter: Jitter = 0.0,
+    seed: Seed = 0,
+    tokens_per_step: TokensPerStep = None,
+    samples_per_step: SamplesPerStep = None,
+    price: Price = None,
+    chakra: Annotated[bool, typer.Option("--chakra", help="write Chakra execution traces too")] = False,
     # What follows are torchrun's options that mean nothing without a network: taken, and not looked at.
     standalone: Annotated[bool, typer.Option("--standalone", help="accepted, as torchrun does")] = False,
     rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", "--rdzv_backend", hidden=True)] = None,
@@ -109,13 +132,26 @@ def run(
         core_path=str(core_path()),
         command=("sandtable", *sys.argv[1:]),
     )
+    asked = Asked(tokens_per_step=tokens_per_step, samples_per_step=samples_per_step, usd_per_gpu_hour=price)
+    changes = what_if(slow_node, link_scale, jitter, seed)
     trace = launch(job, view=TerminalView())
-    print_summary(summarise(trace), Console(), saved=out / "trace.sandtable")
+    console = Console()
+    if job.ranks not in ("auto", "all"):
+        # Of some ranks alone nobody can tell when the others come to a meeting.
+        print_summary(summarise(trace), console, saved=out / "trace.sandtable")
+        return
+    rehearsal = Rehearsal(cluster=cluster, num_nodes=num_nodes, asked=asked, what_if=changes, chakra=chakra)
+    try:
+        report = report_run(trace, rehearsal, out)
+    except SimulationError:
+        print_summary(summarise(trace), console, saved=out / "trace.sandtable")
+        raise
+    print_outcome(report.summary, console, files=report.files)
 
 
 @app.command()
 def show(path: Annotated[Path, typer.Argument(help="a trace, or the directory of a run")] = _DEFAULT_OUT) -> None:
-    """Print the summary of a run again.
+    """Print what was captured: operators, memory, traffic by group, where hosts wait.
 
     Example: sandtable show sandtable-out
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share: what if a node were slow, links thinner, times noisy."""
+"""Options that commands share: what if a node were slow, links thinner, times noisy; and what only users know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import typer
 from sandtable.engine import WhatIf
 from sandtable.errors import LaunchError
 
-__all__ = ["Jitter", "LinkScale", "Seed", "SlowNode", "what_if"]
+__all__ = [
+    "Jitter",
+    "LinkScale",
+    "Price",
+    "SamplesPerStep",
+    "Seed",
+    "SlowNode",
+    "TokensPerStep",
+    "what_if",
+]
 
 SlowNode = Annotated[
     list[str] | None,
@@ -25,6 +34,9 @@ LinkScale = Annotated[
 ]
 Jitter = Annotated[float, typer.Option(min=0.0, max=1.0, help="what if times varied by this share: 0.05")]
 Seed = Annotated[int, typer.Option(min=0, help="seed of --jitter")]
+TokensPerStep = Annotated[int | None, typer.Option(min=1, help="tokens in a step, for tokens per second")]
+SamplesPerStep = Annotated[int | None, typer.Option(min=1, help="samples in a step, for samples per second")]
+Price = Annotated[float | None, typer.Option(min=0.0, help="US dollars for one GPU for one hour")]
 
 
 def what_if(slow_node: list[str] | None, link_scale: list[str] | None, jitter: float, seed: int) -> WhatIf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from sandtable import cluster as clusters
+from sandtable.cli_options import Jitter, LinkScale, Seed, SlowNode, what_if
 from sandtable.engine import WhatIf, simulate
 from sandtable.errors import ReportError
 from sandtable.report.files import PAGE, Report, write_comparison, write_report
@@ -31,6 +32,8 @@ Examples:
   sandtable report sandtable-out --ranks 0,8,1024 --open
 
   sandtable report runs/tp4 runs/tp8 runs/tp8-zero --out compare.html
+
+  sandtable report sandtable-out --cluster dgx-h100 --link-scale inter=0.5 --out on-h100
 """
 
 _DEFAULT_OUT = Path("sandtable-out")
@@ -73,6 +76,11 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="the page to write; of one run: the directory")] = None,
     ranks: Annotated[str, typer.Option(help="ranks in the timeline, such as 0,8,1024")] = "",
     chakra: Annotated[bool, typer.Option("--chakra", help="write Chakra execution traces too")] = False,
+    cluster: Annotated[str | None, typer.Option(help="work the time out anew, on another cluster")] = None,
+    slow_node: SlowNode = None,
+    link_scale: LinkScale = None,
+    jitter: Jitter = 0.0,
+    seed: Seed = 0,
     open_page: Annotated[bool, typer.Option("--open", help="show the page in the browser")] = False,
 ) -> None:
     console = Console()
@@ -87,6 +95,11 @@ def report_command(
         folder, page = folders[0], out or folders[0]
         target = page.parent if page.suffix == ".html" else page
         rehearsal = _again(folder, ranks=_numbers(ranks), chakra=chakra)
+        changes = what_if(slow_node, link_scale, jitter, seed)
+        if changes != WhatIf():
+            rehearsal = replace(rehearsal, what_if=changes)
+        if cluster is not None:
+            rehearsal = replace(rehearsal, cluster=cluster)
         report = report_run(Trace.load(folder), rehearsal, target)
         if page.suffix == ".html" and page.name != PAGE:
             report.files["report"] = report.files["report"].rename(page)
