@@ -27,6 +27,7 @@ from sandtable.cli_report import Rehearsal, report_run
 from sandtable.errors import LaunchError, SandtableError, ScriptError, SimulationError
 from sandtable.report import print_summary
 from sandtable.report.clusters import print_cluster, print_clusters
+from sandtable.report.files import forget_report
 from sandtable.report.outcome import print_outcome
 from sandtable.report.summary import Asked
 from sandtable.trace import Trace, summarise
@@ -134,17 +135,18 @@ def run(
     )
     asked = Asked(tokens_per_step=tokens_per_step, samples_per_step=samples_per_step, usd_per_gpu_hour=price)
     changes = what_if(slow_node, link_scale, jitter, seed)
+    forget_report(out)
     trace = launch(job, view=TerminalView())
-    console = Console()
-    if job.ranks not in ("auto", "all"):
-        # Of some ranks alone nobody can tell when the others come to a meeting.
-        print_summary(summarise(trace), console, saved=out / "trace.sandtable")
+    console, captured = Console(), summarise(trace)
+    if job.ranks not in ("auto", "all") or not captured.operators_total:
+        # Nobody can tell when the ranks that were left out come to a meeting, nor how long nothing takes.
+        print_summary(captured, console, saved=out / "trace.sandtable")
         return
     rehearsal = Rehearsal(cluster=cluster, num_nodes=num_nodes, asked=asked, what_if=changes, chakra=chakra)
     try:
         report = report_run(trace, rehearsal, out)
     except SimulationError:
-        print_summary(summarise(trace), console, saved=out / "trace.sandtable")
+        print_summary(captured, console, saved=out / "trace.sandtable")
         raise
     print_outcome(report.summary, console, files=report.files)
 

@@ -129,8 +129,10 @@ def test_a_script_runs_and_leaves_a_trace_and_a_summary(place):
     assert done.code == 0, done.err
     trace = Trace.load(place.trace)
     assert (trace.world_size, trace.num_steps, trace.cluster) == (4, 2, "dgx-a100")
-    for word in ("operators", "FLOP", "all_reduce", "memory", "seconds|[0-9] s", "core"):
+    for word in ("a step", "FLOP", "communication", "memory", "links", "GPU-hours", "core-second", "report.html"):
         assert re.search(word, done.out, re.IGNORECASE), (word, done.out)
+    names = {path.name for path in place.trace.parent.iterdir()}
+    assert names == {FILE_NAME, "report.html", "summary.json", "trace.json.gz"}
     assert "Warning" not in done.err
     assert place.leftovers() == []
 

@@ -1,5 +1,6 @@
 """Files: what a run leaves in its directory."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from sandtable.report.perfetto import write_perfetto
 from sandtable.report.summary import FILE_NAME, Asked, RunSummary, load_summary, save_summary, summarise_run
 from sandtable.trace import Trace
 
-__all__ = ["Report", "write_comparison", "write_report"]
+__all__ = ["Report", "forget_report", "write_comparison", "write_report"]
 
 PAGE = "report.html"
 PERFETTO = "trace.json.gz"
@@ -26,6 +27,13 @@ class Report:
 
     summary: RunSummary
     files: dict[str, Path]
+
+
+def forget_report(out: Path) -> None:
+    """Removes what an earlier run left in `out`, so that it is not taken for that of one that fails."""
+    for name in (PAGE, FILE_NAME, PERFETTO):
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / CHAKRA, ignore_errors=True)
 
 
 def write_report(
