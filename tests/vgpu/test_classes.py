@@ -80,7 +80,18 @@ def test_of_many_stages_that_are_all_alike_some_are_sampled():
     assert {7, 511} <= captured, "the first stage and the last are among them"
 
 
-def test_all_stages_are_sampled_when_one_is_not_what_it_seemed():
+def test_a_rank_that_logs_in_the_last_stage_does_not_have_all_stages_sampled():
+    book = book_of(512, mesh_groups(pp=64, dp=4, tp=2))
+
+    def work(rank: int) -> str:
+        return f"stage {rank // 8} {rank == 511}"
+
+    found, captured = capture(book, range(0, 512, 8), work)
+    assert set(found.classes.values()) == truth(512, work)
+    assert len(captured) < 64 + 16 + 16
+
+
+def test_all_stages_are_sampled_when_they_are_not_what_they_seemed():
     book = book_of(512, mesh_groups(pp=64, dp=4, tp=2))
 
     def work(rank: int) -> str:
