@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 validation/scripts/cnn_ddp.py --network tiny --batch 4
 
 The batch lies on the card from the start ("synthetic data" of the measurements), so input costs nothing. Alone, a
-process trains without DDP: that is what speed-ups are counted from. Gradients are averaged by all-reduce in buckets while
-backward runs; some of the measured systems used parameter servers, which move the same bytes.
+process trains without DDP: that is what speed-ups are counted from. Gradients are averaged by all-reduce in buckets
+while backward runs; some of the measured systems used parameter servers, which move the same bytes.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 validation/scripts/llama_fsdp2.py --model tiny --checkpoint op
 
 Touvron et al. 2023 (arXiv:2307.09288) and Grattafiori et al. 2024 (arXiv:2407.21783): RMSNorm, rotary positions,
-grouped queries, SwiGLU. What decides time and memory follows the measured runs (pytorch/torchtitan 9dec370 and 3faaa1a):
+grouped queries, SwiGLU. What decides time and memory follows the measured runs (torchtitan 9dec370 and 3faaa1a):
 one `fully_shard` unit a layer and one for the rest, bf16 gathered and computed with, fp32 masters and reductions, norm
 and rotation in fp32 by plain operators, logits to fp32 for the loss, AdamW by foreach, clipping to norm 1, and the
 allocator's expandable segments.
