@@ -14,7 +14,7 @@ def fused_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.mean()
 
 
-@torch.library.custom_op("validation::cross_entropy", mutates_args=())
+@torch.library.custom_op("validation::cross_entropy", mutates_args=(), device_types=("cpu", "cuda"))
 def _forward(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     wide = logits.float()
     normalizer = wide.logsumexp(dim=-1)
@@ -27,7 +27,7 @@ def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return per_token, torch.empty_like(per_token)
 
 
-@torch.library.custom_op("validation::cross_entropy_backward", mutates_args=())
+@torch.library.custom_op("validation::cross_entropy_backward", mutates_args=(), device_types=("cpu", "cuda"))
 def _backward(grad: Tensor, logits: Tensor, normalizer: Tensor, targets: Tensor) -> Tensor:
     share = (logits.float() - normalizer.unsqueeze(1)).exp()
     share.scatter_add_(1, targets.unsqueeze(1), share.new_full((len(targets), 1), -1.0))
