@@ -11,6 +11,8 @@ A GPT without biases: learned positions, LayerNorm in low precision, exact GELU,
     ("PURE"); masters and optimizer states are fp32 in both.
   - The loss is one fused kernel on bf16 logits; two training metrics work out a cross entropy each, in fp32, on every
     micro-batch.
+  - Attention is FlashAttention of the first generation (the flash-attn 1.0.9 that was installed by default). Torch's
+    memory-efficient kernels, of the same age, stand for it; torch's flash kernels are of the second.
   - DecoupledAdamW loops over parameters and reads the step number of each from the card.
 """
 
@@ -124,8 +126,9 @@ def main() -> None:
     """Train for `--steps` steps."""
     args = parse_arguments()
     process = start()
-    if process.device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # flash attention, as at the time
+    if process.device.type == "cuda":  # leaves the memory-efficient kernels
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_flash_sdp(False)
     with torch.device("meta"):
         model = MPT(args)
     dtype = getattr(torch, args.param_dtype)
