@@ -8,7 +8,7 @@ from sandtable.units import GIB
 from sandtable.validation.prediction import Prediction
 from sandtable.validation.rows import Row
 
-__all__ = ["QUANTITIES", "TITLES", "quantity"]
+__all__ = ["QUANTITIES", "TITLES", "Quantity", "quantity"]
 
 Quantity = Callable[[Prediction, Row], float]
 

@@ -1,13 +1,13 @@
 """Scores: predictions beside measurements, and by how much they miss."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sandtable.errors import ValidationSetError
 from sandtable.validation.prediction import Prediction
-from sandtable.validation.quantities import quantity
+from sandtable.validation.quantities import Quantity, quantity
 from sandtable.validation.rows import Row, RowSet
 
 __all__ = ["Outcome", "Score", "score"]
@@ -99,9 +99,7 @@ def score(row_set: RowSet, name: str, predictions: Mapping[str, Prediction]) -> 
     table = row_set.scores[name]
     measure = quantity(table.quantity)
     rows = row_set.select(name)
-    base = 1.0
-    if table.relative_to is not None:
-        base = _base(rows, table.relative_to, predictions, measure) / 100.0
+    bases = {row.id: _base(row_set, row, table.relative_to, predictions, measure) for row in rows}
     outcomes = tuple(
         Outcome(
             row=row,
@@ -110,7 +108,7 @@ def score(row_set: RowSet, name: str, predictions: Mapping[str, Prediction]) -> 
             prediction=predictions[row.id],
         )
         for row in rows
-        if row.id in predictions and base
+        if row.id in predictions and (base := bases[row.id])
     )
     return Score(
         name=name,
@@ -118,15 +116,26 @@ def score(row_set: RowSet, name: str, predictions: Mapping[str, Prediction]) -> 
         source=row_set.source,
         limit_pct=table.limit_pct,
         outcomes=outcomes,
-        missing=tuple(row.id for row in rows if row.id not in predictions),
+        missing=tuple(row.id for row in rows if row.id not in predictions or not bases[row.id]),
     )
 
 
-def _base(rows: Sequence[Row], wanted: str, predictions: Mapping[str, Prediction], measure: Any) -> float:
-    found = [row for row in rows if row.id == wanted]
+def _base(
+    row_set: RowSet, row: Row, relative_to: str | None, predictions: Mapping[str, Prediction], measure: Quantity
+) -> float:
+    """One per cent of what `row` is counted from; 1 if it stands for itself, 0 if its reference has no prediction."""
+    if relative_to is None:
+        return 1.0
+    try:
+        wanted = relative_to.format(**row.settings)
+    except KeyError as error:
+        raise ValidationSetError(
+            f"relative_to must name settings of row {row.id}, but it has no {error}; correct '{relative_to}'"
+        ) from None
+    found = [each for each in row_set.rows if each.id == wanted]
     if not found:
-        raise ValidationSetError(f"relative_to must name a row of the same score, but there is no '{wanted}'")
-    return float(measure(predictions[wanted], found[0])) if wanted in predictions else 0.0
+        raise ValidationSetError(f"relative_to must name a row of the same file, but there is no '{wanted}'")
+    return measure(predictions[wanted], found[0]) / 100.0 if wanted in predictions else 0.0
 
 
 def _rounded(value: float | None) -> float | None:
