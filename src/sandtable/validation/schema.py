@@ -27,7 +27,7 @@ class ScoreTable(_Table):
     limit_pct: float | None = Field(default=None, description="the mean absolute error in per cent that is aimed at")
     relative_to: Text | None = Field(
         default=None,
-        description='the id of the row that counts as 100 per cent; {setting} is the scored row\'s, as in "{network}-1"',
+        description='the id of the row that counts as 100 per cent; {setting} is the scored row\'s: "{network}-1"',
     )
     use: Use | None = Field(default=None, description='"calibrate" or "predict" for all rows of this score')
     note: str = Field(default="", description="how the figure was read or worked out, if it was not simply printed")
