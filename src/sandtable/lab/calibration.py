@@ -101,7 +101,8 @@ def _message_shares(pings: Sequence[Sequence[float]], rates: Sequence[float]) ->
     shares = []
     for peer in range(1, len(rates)):
         (small, small_s), (large, large_s) = [(size, s) for to, size, s in pings if to == peer][-2:]
-        shares.append(min(1.0, (large - small) / (large_s - small_s) / min(rates[0], rates[peer])))
+        fastest_s = (large - small) / min(rates[0], rates[peer])
+        shares.append(fastest_s / max(large_s - small_s, fastest_s))
     return shares
 
 

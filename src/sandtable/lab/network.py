@@ -24,7 +24,11 @@ INTERFACE = "eth0"
 HOSTS_FILES = Path("/etc/netns")
 """Where `ip netns exec` looks for files of /etc that a namespace has of its own."""
 
+SEGMENT_BYTES = 16_000
+"""What the kernel hands to the cable in one piece at most, as to a network card that cuts it into packets itself."""
+
 _MIDDLE = "middle"
+_CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
 class Network:
@@ -90,7 +94,15 @@ class Network:
         iproute.call("ip", *ends, "netns", namespace)
         self._plug(port, self._bridge_of(index))
         iproute.call("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", INTERFACE)
+        # Pieces small enough to pass a token bucket whole: cutting them up there would cost processor time.
+        size = str(SEGMENT_BYTES)
+        iproute.call("ip", "-n", namespace, "link", "set", INTERFACE, "gso_max_size", size)
         iproute.call("ip", "-n", namespace, "link", "set", INTERFACE, "up")
+        self._choose_congestion_control(namespace)
+
+    def _choose_congestion_control(self, namespace: str) -> None:
+        """The kernel's usual one, where this machine prefers another: BBR, for one, pauses to measure."""
+        iproute.try_call("ip", "netns", "exec", namespace, "sh", "-c", f"echo cubic >{_CONGESTION_CONTROL}")
 
     def _bridge_of(self, index: int) -> str:
         names = [site.name for site in self.plan.sites]
@@ -111,11 +123,11 @@ class Network:
     def _slow(self, namespace: str, interface: str, bytes_per_s: float) -> None:
         """A token bucket: what leaves by this interface leaves at this rate.
 
-        The bucket holds 2 ms of it, at least a few packets, so that a burst after silence gains next to nothing; the
+        The bucket holds 1 ms of it, at least one segment, so that a burst after silence gains next to nothing; the
         queue before it holds 200 ms, so that many senders to one receiver wait and are not dropped.
         """
-        burst_bytes = max(16_000, round(bytes_per_s * 0.002))
-        queue_bytes = max(256_000, round(bytes_per_s * 0.2))
+        burst_bytes = max(SEGMENT_BYTES + 1000, round(bytes_per_s * 0.001))
+        queue_bytes = max(16_000_000, round(bytes_per_s * 0.2))
         where = ("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf")
         rate = f"{round(bytes_per_s * 8)}bit"
         iproute.call(*where, "rate", rate, "burst", str(burst_bytes), "limit", str(queue_bytes))
