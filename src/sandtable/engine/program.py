@@ -78,6 +78,8 @@ class Pattern:
     bytes_out: int
     root: int = 0
     """The root's position in the group, of collectives that have one."""
+    behind_bytes: int = 0
+    """Of a message received: bytes that are sent to the same peer in one batch with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,15 +333,23 @@ class _Compiler:
             calls.bytes_in[rows],
             calls.bytes_out[rows],
             root,
+            self._behind_bytes(rows, group, peer, sends),
         ]
         at, pattern = _label(edge, *detail)
         edges = tuple(Edge(int(group[i]), int(peer[i]), bool(sends[i])) for i in edge_at)
         patterns = tuple(
-            Pattern(int(edge[i]), ops[int(op)], self.rank.dtypes[int(dtype)], int(given), int(got), int(place))
-            for i, op, dtype, given, got, place in zip(at, *(column[at] for column in detail), strict=True)
+            Pattern(int(edge[i]), ops[int(op)], self.rank.dtypes[int(dtype)], *map(int, sizes))
+            for i, op, dtype, *sizes in zip(at, *(column[at] for column in detail), strict=True)
         )
         before = _count_before(edge)
         return edges, patterns, (edge.astype(np.int32), before.astype(np.int32), pattern.astype(np.int32))
+
+    def _behind_bytes(self, rows: I64, group: I64, peer: I64, sends: npt.NDArray[np.bool_]) -> I64:
+        """For each message received, what goes to the same peer in one batch with it."""
+        batch = np.where(peer >= 0, self.rank.calls.batch[rows], 0).astype(np.int64)
+        _, together = _label(group, peer, batch)
+        sent = np.bincount(together, weights=np.where(sends, self.rank.calls.bytes_in[rows], 0))
+        return np.where((batch > 0) & ~sends, sent[together], 0).astype(np.int64)
 
 
 def _round(values: F64) -> I64:

@@ -103,9 +103,12 @@ class _Wirer:
 
     def _transfer(self, actor: int, edge: Edge, pattern: Pattern, *, channel: int) -> int:
         size = max(pattern.bytes_in, pattern.bytes_out)
-        key = (
-            (channel, size) if edge.is_p2p else (channel, pattern.op, pattern.bytes_in, pattern.bytes_out, pattern.root)
-        )
+        if edge.is_p2p:
+            # The two ends of a message by gloo may see it differently: the clock goes by the end that comes last.
+            behind = pattern.behind_bytes if self.planner.backend == "gloo" else 0
+            key: tuple[object, ...] = (channel, size, behind)
+        else:
+            key = (channel, pattern.op, pattern.bytes_in, pattern.bytes_out, pattern.root)
         if key not in self._transfer_ids:
             self._transfer_ids[key] = len(self.transfers)
             self.transfers.append(self._plan(actor, edge, pattern))
@@ -117,7 +120,7 @@ class _Wirer:
             peers, _ = self.fold.membership.peers(ranks, edge)
             src, dst = (ranks, peers) if edge.sends else (peers, ranks)
             size = max(pattern.bytes_in, pattern.bytes_out)
-            return self.planner.p2p(size, src=src, dst=dst)
+            return self.planner.p2p(size, src=src, dst=dst, behind_bytes=pattern.behind_bytes)
         group = int(self.fold.membership.own_group[ranks[0], edge.group])
         groups = self.fold.groups(int(self.fold.group_class[group]))
         return self.planner.collective(

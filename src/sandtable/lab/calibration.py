@@ -23,6 +23,7 @@ __all__ = ["Calibration", "LinkRates", "OperatorTime", "calibrate"]
 
 _PROBES = "sandtable.lab.probes"
 _TIMEOUT_S = 1200.0
+_LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +83,12 @@ def _measure_links(lab: Lab, found: Path) -> LinkRates | None:
         return None
     _run(lab, [sys.executable, "-m", "torch.distributed.run", *_probe("links"), str(found)])
     data = _load(found)
-    num_hosts = len(rates)
-    size, seconds = data["all_reduce"][-1]
-    moved = 2 * (num_hosts - 1) / num_hosts * size
+    # Each cable carries 2 (n - 1) / n of the message.
+    fastest_s = 2 * (len(rates) - 1) / len(rates) / min(rates)
+    shares = [size * fastest_s / seconds for size, seconds in data["all_reduce"] if size >= _LARGE_BYTES]
     return LinkRates(
         message_share=median(_message_shares(data["ping"], rates)),
-        all_reduce_share=min(1.0, moved / seconds / min(rates)),
+        all_reduce_share=min(1.0, median(shares)),
         latency_ns=1e9 * median(each[2] for each in data["ping"] if each[1] <= 4),
         core_ns_per_byte=1e9 * data["core_seconds_per_byte"],
     )

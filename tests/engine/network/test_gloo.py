@@ -83,3 +83,11 @@ def test_it_takes_no_multiprocessors():
 def test_an_algorithm_that_gloo_does_not_have_is_refused():
     with pytest.raises(ClusterError, match="halving-doubling with all_reduce"):
         plan("all_reduce", MIB, HOSTS, lab(), backend="gloo", algorithm="nvls")
+
+
+def test_a_message_waits_behind_what_its_receiver_sends_in_the_same_batch():
+    planner = Planner(lab(), backend="gloo")
+    alone = planner.p2p(MIB, src=[0], dst=[1])
+    held_up = planner.p2p(MIB, src=[0], dst=[1], behind_bytes=2 * MIB)
+    assert held_up.latency_ns - alone.latency_ns == pytest.approx(2 * alone.work_ns)
+    assert held_up.work_ns == alone.work_ns

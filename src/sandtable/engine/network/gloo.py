@@ -6,7 +6,7 @@ everything, of which each rank keeps its part.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,11 +50,18 @@ def plan(job: Job, *, size_bytes: int, algorithm: str | None, recall: Recall, co
     return _transfer(job, way, size_bytes, recall(way.name, lambda: _draw(job, way)), costs)
 
 
-def plan_p2p(job: Job, *, size_bytes: int, recall: Recall, costs: GlooCosts) -> Transfer:
-    """`size_bytes` from the first to the second of every pair in `job`."""
+def plan_p2p(job: Job, *, size_bytes: int, recall: Recall, costs: GlooCosts, behind_bytes: int = 0) -> Transfer:
+    """`size_bytes` from the first to the second of every pair in `job`.
+
+    A sender waits for the word that the receiver is ready, and that word travels on the connection on which the
+    receiver itself sends. If it sends `behind_bytes` in the same batch, the word queues behind them: what a network
+    card could do both ways at once is done one after the other.
+    """
     flow = Flow.of(job.topology, job.members[:, 0], job.members[:, 1], 1.0)
     way = _Way(name="direct", phases=((flow,),), num_steps=1.0, copied=1.0)
-    return _transfer(job, way, size_bytes, recall("p2p", lambda: _draw(job, way)), costs)
+    transfer = _transfer(job, way, size_bytes, recall("p2p", lambda: _draw(job, way)), costs)
+    held_up_ns = 1e9 * behind_bytes * transfer.pattern.seconds_per_byte
+    return replace(transfer, latency_ns=transfer.latency_ns + held_up_ns)
 
 
 def _transfer(job: Job, way: _Way, size_bytes: int, pattern: Pattern, costs: GlooCosts) -> Transfer:

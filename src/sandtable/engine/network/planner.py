@@ -74,15 +74,21 @@ class Planner:
             return gloo.plan(job, size_bytes=size_bytes, algorithm=algorithm, recall=recall, costs=self._gloo_costs)
         return nccl.plan(job, size_bytes=size_bytes, algorithm=algorithm, recall=recall)
 
-    def p2p(self, num_bytes: int, *, src: npt.ArrayLike, dst: npt.ArrayLike) -> Transfer:
-        """`num_bytes` from every rank `src[i]` to `dst[i]`; to oneself nothing is sent."""
+    def p2p(self, num_bytes: int, *, src: npt.ArrayLike, dst: npt.ArrayLike, behind_bytes: int = 0) -> Transfer:
+        """`num_bytes` from every rank `src[i]` to `dst[i]`; to oneself nothing is sent.
+
+        `behind_bytes` are sent from `dst[i]` to `src[i]` in one batch with the receiving, which only gloo minds.
+        """
         pairs = np.stack(np.broadcast_arrays(np.atleast_1d(src), np.atleast_1d(dst)), axis=1)
         pairs = pairs[pairs[:, 0] != pairs[:, 1]]
         if not len(pairs):
             return _nothing(num_bytes)
         key, job = self._job("send", pairs, 0)
         if self.backend == "gloo":
-            return gloo.plan_p2p(job, size_bytes=num_bytes, recall=self._recaller(key), costs=self._gloo_costs)
+            recall = self._recaller(key)
+            return gloo.plan_p2p(
+                job, size_bytes=num_bytes, recall=recall, costs=self._gloo_costs, behind_bytes=behind_bytes
+            )
         return nccl.plan_p2p(job, size_bytes=num_bytes, recall=self._recaller(key))
 
     def _job(self, op: str, groups: npt.NDArray[np.integer], root: int) -> tuple[tuple[object, ...], Job]:

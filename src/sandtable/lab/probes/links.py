@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 PING_BYTES = (4, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21)
-REDUCE_BYTES = (4, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
+REDUCE_BYTES = (4, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 TIMES = 3
 
 
