@@ -56,7 +56,8 @@ def test_equal_hosts_become_equal_nodes_with_the_measured_device(tmp_path: Path)
     assert device.matmul.float32 == pytest.approx(1e12)
     assert device.memory_bandwidth_bytes_per_s == pytest.approx(4e9)
     assert cluster.node.nics.bandwidth_bytes_per_s == pytest.approx(25e6)
-    assert cluster.node.nics.efficiency == pytest.approx(0.9)
+    assert cluster.node.nics.efficiency == pytest.approx(0.95)
+    assert cluster.node.nics.ring_efficiency == pytest.approx(0.9 / 0.95, abs=1e-4)
     assert cluster.node.nics.latency_ns == 400_000
     assert cluster.node.nics.origin.status == "measured"
 

@@ -61,6 +61,7 @@ def build_nics(table: NicsTable, *, num_gpus: int) -> Nics:
         bandwidth_bytes_per_s=table.gbit_per_s * GBIT_BYTES,
         latency_ns=round(table.latency_us * NS_PER_US),
         efficiency=table.efficiency,
+        ring_efficiency=table.ring_efficiency,
         transport=table.transport,
         of_gpu=tuple(table.gpu_to_nic or spread),
         origin=_origin(table),

@@ -103,6 +103,9 @@ class NicsTable(Facts):
     gbit_per_s: Speed = Field(description="Gbit/s of one adapter in each direction, such as 200")
     latency_us: Rate = Field(description="microseconds one way from adapter to adapter through one switch, such as 2")
     efficiency: Share = Field(default=0.9, description="the share of gbit_per_s that large messages reach")
+    ring_efficiency: Share = Field(
+        default=1.0, description="of what one message reaches, the share that a ring of processes over TCP keeps (gloo)"
+    )
     transport: Literal["rdma", "tcp"] = Field(description='"rdma" (InfiniBand, RoCE, EFA) or "tcp"')
     gpu_to_nic: list[Index] | None = Field(
         default=None, description="the adapter of each GPU, such as [0, 0, 1, 1]; left out: spread evenly in order"

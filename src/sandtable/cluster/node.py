@@ -62,12 +62,14 @@ class Nics:
     """The network adapters: `bandwidth_bytes_per_s` is nominal, of one adapter, in each direction.
 
     `of_gpu[g]` is the adapter that GPU g uses. `latency_ns` is one way, adapter to adapter, through one switch.
+    `ring_efficiency` is what gloo's rings keep of the rate of a single message, since every step waits for another.
     """
 
     count: int
     bandwidth_bytes_per_s: float
     latency_ns: int
     efficiency: float
+    ring_efficiency: float
     transport: str
     of_gpu: tuple[int, ...]
     origin: Origin

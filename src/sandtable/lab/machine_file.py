@@ -55,7 +55,8 @@ def _nics(calibration: Calibration, bandwidth_bytes_per_s: float) -> dict[str, A
         "count": 1,
         "gbit_per_s": bandwidth_bytes_per_s * _BITS / _GBIT,
         "latency_us": links.latency_ns / 1e3 if links else 100.0,
-        "efficiency": _short(links.all_reduce_share if links else 0.9),
+        "efficiency": _short(links.message_share if links else 0.9),
+        "ring_efficiency": _short(min(1.0, links.all_reduce_share / links.message_share) if links else 1.0),
         "transport": "tcp",
     }
     return {**table, **_facts(measured=links is not None)}

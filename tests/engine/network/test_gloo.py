@@ -1,5 +1,7 @@
 """Gloo over TCP."""
 
+from dataclasses import replace
+
 import pytest
 from tests.engine.network.building import MIB, SIZED, on_tier, plan, topology
 
@@ -91,3 +93,16 @@ def test_a_message_waits_behind_what_its_receiver_sends_in_the_same_batch():
     held_up = planner.p2p(MIB, src=[0], dst=[1], behind_bytes=2 * MIB)
     assert held_up.latency_ns - alone.latency_ns == pytest.approx(2 * alone.work_ns)
     assert held_up.work_ns == alone.work_ns
+
+
+def test_a_ring_keeps_its_share_of_the_wire_and_a_message_all_of_it(monkeypatch):
+    before = Planner(lab(), backend="gloo")
+    wires = lab()
+    kinds = tuple(replace(kind, nics=replace(kind.nics, ring_efficiency=0.5)) for kind in wires.kinds)
+    monkeypatch.setattr(wires, "kinds", kinds)
+    after = Planner(wires, backend="gloo")
+    slow, fast = (
+        each.collective("all_reduce", bytes_in=MIB, bytes_out=MIB, groups=HOSTS).work_ns for each in (after, before)
+    )
+    assert slow == 2 * fast
+    assert after.p2p(MIB, src=[0], dst=[1]).work_ns == before.p2p(MIB, src=[0], dst=[1]).work_ns

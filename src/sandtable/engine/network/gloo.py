@@ -66,9 +66,10 @@ def plan_p2p(job: Job, *, size_bytes: int, recall: Recall, costs: GlooCosts, beh
 
 def _transfer(job: Job, way: _Way, size_bytes: int, pattern: Pattern, costs: GlooCosts) -> Transfer:
     host_s = way.copied / costs.copy_bytes_per_s + way.added / costs.reduce_bytes_per_s
+    kept = min(kind.nics.ring_efficiency for kind in job.kinds) if way.name == "ring" and job.spans_nodes else 1.0
     return Transfer(
         latency_ns=costs.call_ns + costs.step_ns * pattern.num_steps + pattern.wire_ns,
-        work_ns=1e9 * size_bytes * max(pattern.seconds_per_byte, host_s),
+        work_ns=1e9 * size_bytes * max(pattern.seconds_per_byte / kept, host_s),
         pattern=pattern,
         size_bytes=float(size_bytes),
         wire_share=1.0,
