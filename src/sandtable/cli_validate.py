@@ -27,9 +27,7 @@ def register(app: typer.Typer) -> None:
 def _validate(
     sets: Annotated[list[str] | None, typer.Option("--set", help="a set or a score; may be given again")] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="a row; may be given again")] = None,
-    sample: Annotated[
-        int | None, typer.Option(min=1, help="at most so many rows of each set, chosen by a seed")
-    ] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="at most so many rows of each set")] = None,
     captured: Annotated[bool, typer.Option("--captured", help="only rows whose capture is in the cache")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="rows at a time")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print the outcome as JSON")] = False,

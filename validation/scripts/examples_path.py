@@ -1,4 +1,4 @@
-"""Importing this lets scripts here use the examples' shared modules (the job, initial values, data)."""
+"""Importing this lets scripts here use the modules that examples share, such as the job."""
 
 import sys
 from pathlib import Path

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import examples_path  # noqa: F401
 import torch
 import torch.distributed as dist
-from gpt_model import GPTConfig, synthetic_batch
+from gpt_text import GPTConfig, synthetic_batch
 from job import Job, require_divides, start
 from megatron_exchange import Exchange
 from megatron_layers import Options
@@ -24,7 +24,6 @@ from megatron_schedules import Pipeline
 from parallel_layout import Layout, RandomStates
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
 
 NUM_PIECES = 16  # a weight is drawn in so many pieces, if its size allows
 

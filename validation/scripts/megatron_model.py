@@ -9,7 +9,7 @@ import math
 
 import torch
 from fused_kernels import bias_dropout_add, bias_gelu, causal_softmax
-from gpt_model import GPTConfig
+from gpt_text import GPTConfig
 from megatron_layers import (
     Linear,
     Options,

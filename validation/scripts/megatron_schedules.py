@@ -20,7 +20,7 @@ __all__ = ["Pipeline"]
 
 
 class Stage(Protocol):
-    """Runs one micro-batch: (activations or None, number of the micro-batch) to activations, or to a loss at the end."""
+    """Runs a micro-batch: (activations or None, its number) to activations, or to a loss at the end."""
 
     def __call__(self, x: Tensor | None, micro_batch: int) -> Tensor: ...
 

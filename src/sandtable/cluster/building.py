@@ -107,6 +107,7 @@ def _host(table: HostTable, *, num_gpus: int) -> Host:
         root_bytes_per_s=(table.root_gb_per_s or table.pcie_gb_per_s * num_gpus) * GB,
         efficiency=table.efficiency,
         num_cores=table.cores or 0,
+        issue_scale=table.issue_scale,
         origin=_origin(table),
     )
 

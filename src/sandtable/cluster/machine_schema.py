@@ -94,6 +94,9 @@ class HostTable(Facts):
     )
     efficiency: Share = Field(default=0.8, description="the share of these rates that large copies reach")
     cores: Count | None = Field(default=None, description="the number of processor cores of the node")
+    issue_scale: Speed = Field(
+        default=1.0, description="how much longer than usual its processors take to issue work to a GPU, such as 1.5"
+    )
 
 
 class NicsTable(Facts):

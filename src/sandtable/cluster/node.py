@@ -47,13 +47,15 @@ class Host:
     """The processor side: PCIe between a GPU and host memory, and what the root carries in all.
 
     `root_bytes_per_s` matters only where GPUs have no NVLink: then everything they send passes through it. `num_cores`
-    is 0 where it is not known.
+    is 0 where it is not known. `issue_scale` is the time these processors and their software take to issue an operator,
+    as a multiple of what the device's efficiency table says.
     """
 
     pcie_bytes_per_s: float
     root_bytes_per_s: float
     efficiency: float
     num_cores: int
+    issue_scale: float
     origin: Origin
 
 

@@ -29,8 +29,8 @@ class OperatorTable:
     family: tuple[str, ...]
 
 
-def price_operators(trace: Trace, model: CostModel) -> OperatorTable:
-    """Asks the model once for each distinct signature."""
+def price_operators(trace: Trace, model: CostModel, *, host_scale: float = 1.0) -> OperatorTable:
+    """Asks the model once for each distinct signature; a slow host takes `host_scale` times as long to issue it."""
     signatures = trace.signatures
     found = [model.cost(signature) for signature in signatures]
     host = [[model.host_ns(signature, phase) for signature in signatures] for phase in Phase]
@@ -38,11 +38,11 @@ def price_operators(trace: Trace, model: CostModel) -> OperatorTable:
     flops = np.array([cost.flops for cost in found], dtype=np.float64)
     costs = Costs(
         work_ns=np.array([cost.work_ns for cost in found], dtype=np.float64),
-        host_ns=np.array(host, dtype=np.float64).reshape(len(Phase), len(found)),
+        host_ns=np.array(host, dtype=np.float64).reshape(len(Phase), len(found)) * host_scale,
         is_copy=np.array([_crosses_host_link(name) for name in names], dtype=bool),
         has_flops=np.array(flops > 0, dtype=bool),
-        call_host_ns=model.call_host_ns,
-        mark_host_ns=MARK_HOST_NS,
+        call_host_ns=model.call_host_ns * host_scale,
+        mark_host_ns=MARK_HOST_NS * host_scale,
         launch_latency_ns=model.launch_latency_ns,
         is_synchronous=model.is_synchronous,
     )

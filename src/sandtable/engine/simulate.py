@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.cluster import Cluster, Topology
+from sandtable.cluster import Cluster, Device, Topology
 from sandtable.engine.clock import ActorSpeed, run_clock
 from sandtable.engine.compute import CostModel, MeasuredTable
 from sandtable.engine.fold import Fold, fold
@@ -37,7 +37,10 @@ def simulate(
     topology = Topology(cluster, ranks_per_node=trace.ranks_per_node, num_ranks=trace.world_size)
     if what_if.link_scale:
         topology = topology.scaled(what_if.link_scale)
-    tables = [price_operators(trace, CostModel(device, table=measured)) for device in topology.devices]
+    tables = [
+        price_operators(trace, CostModel(device, table=measured), host_scale=_host_scale(topology, device))
+        for device in topology.devices
+    ]
     shop = _Programs(trace, tables)
     slowness = _slowness(topology, what_if)
     colours = _first_colours(trace, topology, slowness, apart=what_if.jitter > 0 or not folding)
@@ -62,6 +65,11 @@ def simulate(
         wiring=wiring,
         tables=tuple(tables[int(d)] for d in devices),
     )
+
+
+def _host_scale(topology: Topology, device: Device) -> float:
+    """How slowly work is issued to such a device: by the slowest host that has one."""
+    return max(kind.host.issue_scale for kind in topology.kinds if kind.device == device)
 
 
 class _Programs:

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache as remember
 from pathlib import Path
 
 from sandtable.cluster import Cluster, load
@@ -68,8 +69,12 @@ class Capture:
 
 def cluster_of(row_set: RowSet, row: Row) -> Cluster:
     """As many nodes of the set's machine as the row needs."""
-    one = load(row_set.cluster, nodes=1)
-    return load(row_set.cluster, nodes=-(-row.gpus // one.gpus_per_node))
+    return _load(row_set.cluster, -(-row.gpus // _load(row_set.cluster, 1).gpus_per_node))
+
+
+@remember
+def _load(name: str, nodes: int) -> Cluster:
+    return load(name, nodes=nodes)
 
 
 def cache_directory() -> Path:
@@ -82,10 +87,8 @@ def cache_directory() -> Path:
 def _digest(job: Job) -> str:
     """Equal for equal captures: the script's code and that of what it imports, flags, ranks, device, trace version."""
     device = job.cluster.device
-    state = hashlib.sha256()
-    for source in _sources(Path(job.script)):
-        state.update(f"{source.name}\0{_code(source)}\0".encode())
     facts = (
+        _script_digest(Path(job.script)),
         *job.script_args,
         job.world_size,
         job.nproc_per_node,
@@ -95,8 +98,16 @@ def _digest(job: Job) -> str:
         device.memory_bytes,
         VERSION,
     )
-    state.update("\0".join(map(str, facts)).encode())
-    return state.hexdigest()[:24]
+    return hashlib.sha256("\0".join(map(str, facts)).encode()).hexdigest()[:24]
+
+
+@remember
+def _script_digest(script: Path) -> str:
+    """Of the script and what it imports; read once in a process."""
+    state = hashlib.sha256()
+    for source in _sources(script):
+        state.update(f"{source.name}\0{_code(source)}\0".encode())
+    return state.hexdigest()
 
 
 def _sources(script: Path) -> Iterable[Path]:

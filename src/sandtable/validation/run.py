@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,10 @@ def validate(
     predictions: dict[str, Prediction] = {}
     failures: dict[str, str] = {}
     with _pool(jobs) as submit:
-        waiting = {submit(each, row, cache): row for each, row in work}
+        waiting = {}
+        for each, row in work:
+            waiting[submit(each, row, cache)] = row
+            progress(0 if jobs > 1 else len(waiting), len(work), row.id)
         for done, future in enumerate(as_completed(waiting), start=1):
             row = waiting[future]
             try:
@@ -117,15 +120,25 @@ def _require_known(names: Iterable[str], sets: Sequence[RowSet]) -> None:
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[Callable[[RowSet, Row, Path], "Future[Prediction]"]]:
-    """Predictions in processes of their own; with one job they follow each other in one."""
+    """Predictions in processes of their own, or with one job here."""
+    if jobs == 1:
+        yield _now
+        return
     with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as executor:
         yield lambda row_set, row, cache: executor.submit(_predict, _without(row_set), row, cache)
 
 
+def _now(row_set: RowSet, row: Row, cache: Path) -> "Future[Prediction]":
+    future: Future[Prediction] = Future()
+    try:
+        future.set_result(predict(row_set, row, cache=cache))
+    except SandtableError as error:
+        future.set_exception(error)
+    return future
+
+
 def _without(row_set: RowSet) -> RowSet:
     """The set without its rows: hundreds of them need not travel with each."""
-    from dataclasses import replace
-
     return replace(row_set, rows=())
 
 

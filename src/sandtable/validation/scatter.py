@@ -1,75 +1,75 @@
 """Scatter: predicted against measured, every row a point, as an SVG that follows light and dark pages."""
 
 import math
+from collections.abc import Callable
 from html import escape
+from types import MappingProxyType
 
 from sandtable.validation.run import Report
-from sandtable.validation.scores import Outcome
+from sandtable.validation.scores import Outcome, Score
 
 __all__ = ["scatter_svg"]
 
+Point = tuple[float, float, Outcome]
+"""Measured and predicted seconds, and the row."""
+
 _SIZE, _MARGIN = 640, 64
-_COLOURS = (
-    "#2f6fb2",
-    "#c4572b",
-    "#3f8f4f",
-    "#8a4fa3",
-    "#b08a1e",
-    "#4a9aa5",
-    "#a33f5f",
-    "#6b7280",
-    "#5b7f2b",
-    "#7a5c3a",
+_COLOURS = ("#2f6fb2", "#c4572b", "#3f8f4f", "#8a4fa3", "#b08a1e", "#4a9aa5", "#a33f5f", "#6b7280", "#5b7f2b")
+_SECONDS = MappingProxyType({"step_s": 1.0, "step_ms": 1e-3})
+_RATES = frozenset({"samples_per_s", "samples_per_gpu_s", "tokens_per_gpu_s"})
+_HEAD = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" role="img" '
+    'aria-label="predicted against measured step time">'
+)
+_STYLE = (
+    "<style>svg{color:#222}@media(prefers-color-scheme:dark){svg{color:#ddd}}"
+    "text{font:12px sans-serif;fill:currentColor}</style>"
 )
 
 
 def scatter_svg(report: Report) -> str:
-    """Step times of all scores that are times, in seconds, on logarithmic axes."""
-    series = [
-        (
-            each.name,
-            [(_seconds(o, each.quantity, o.measured), _seconds(o, each.quantity, o.predicted), o) for o in rows],
-        )
-        for each in report.scores
-        if each.quantity in _SCALES and (rows := each.outcomes)
-    ]
+    """Step times of all scores that are times or rates, in seconds, on logarithmic axes."""
+    series = [(each.name, points) for each in report.scores if (points := _points(each))]
     values = [value for _, points in series for point in points for value in point[:2]]
-    low, high = (_decade(min(values, default=1.0), -1), _decade(max(values, default=10.0), 1))
-    scale = (_SIZE - 2 * _MARGIN) / (high - low)
-
-    def place(value: float) -> float:
-        return (math.log10(value) - low) * scale
-
+    low, high = _half_decade(min(values, default=1.0), math.floor), _half_decade(max(values, default=10.0), math.ceil)
+    scale = (_SIZE - 2 * _MARGIN) / max(high - low, 0.5)
     parts = [_frame(low, high, scale)]
     for k, (name, points) in enumerate(series):
         colour = _COLOURS[k % len(_COLOURS)]
-        parts += [
-            f'<circle cx="{_MARGIN + place(x):.1f}" cy="{_SIZE - _MARGIN - place(y):.1f}" r="3.2" fill="{colour}" '
-            f'fill-opacity="{0.75 if o.counts else 0.25}"><title>{escape(o.row.id)}: predicted {y:.4g} s, measured '
-            f"{x:.4g} s ({o.error_pct:+.1f} %)</title></circle>"
-            for x, y, o in points
-        ]
+        parts += [_dot(point, colour=colour, low=low, scale=scale) for point in points]
         parts.append(
             f'<circle cx="{_MARGIN + 14}" cy="{_MARGIN + 16 + 18 * k}" r="4" fill="{colour}"/>'
             f'<text x="{_MARGIN + 24}" y="{_MARGIN + 20 + 18 * k}">{escape(name)}</text>'
         )
-    style = "<style>svg{color:#222}@media(prefers-color-scheme:dark){svg{color:#ddd}}text{font:12px sans-serif;fill:currentColor}</style>"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIZE} {_SIZE}" role="img" aria-label="predicted against measured step time">'
-    return "\n".join([head, style, *parts, "</svg>", ""])
+    return "\n".join([_HEAD, _STYLE, *parts, "</svg>", ""])
 
 
-_SCALES = {"step_s": 1.0, "step_ms": 1e-3, "samples_per_gpu_s": 0.0, "samples_per_s": 0.0, "tokens_per_gpu_s": 0.0}
+def _points(score: Score) -> list[Point]:
+    """A rate becomes the time that the same work takes at that rate."""
+    points = []
+    for each in score.outcomes:
+        if score.quantity in _SECONDS:
+            unit = _SECONDS[score.quantity]
+            points.append((each.measured * unit, each.predicted * unit, each))
+        elif score.quantity in _RATES:
+            predicted = each.prediction.step_ns / 1e9
+            points.append((predicted * each.predicted / each.measured, predicted, each))
+    return points
 
 
-def _seconds(outcome: Outcome, quantity: str, value: float) -> float:
-    """A rate stands for the time in which that share of the predicted step's work is done."""
-    if _SCALES[quantity]:
-        return value * _SCALES[quantity]
-    return outcome.prediction.step_ns / 1e9 * outcome.predicted / value
+def _dot(point: Point, *, colour: str, low: float, scale: float) -> str:
+    measured, predicted, outcome = point
+    x = _MARGIN + (math.log10(measured) - low) * scale
+    y = _SIZE - _MARGIN - (math.log10(predicted) - low) * scale
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colour}" fill-opacity="{0.75 if outcome.counts else 0.25}">'
+        f"<title>{escape(outcome.row.id)}: predicted {predicted:.4g} s, measured {measured:.4g} s "
+        f"({outcome.error_pct:+.1f} %)</title></circle>"
+    )
 
 
-def _decade(value: float, step: int) -> float:
-    return (math.floor if step < 0 else math.ceil)(math.log10(value) * 2) / 2
+def _half_decade(value: float, round_off: Callable[[float], int]) -> float:
+    return round_off(math.log10(value) * 2) / 2
 
 
 def _frame(low: float, high: float, scale: float) -> str:
@@ -78,17 +78,15 @@ def _frame(low: float, high: float, scale: float) -> str:
     lines.append(f'<path d="M{_MARGIN} {end}L{end} {_MARGIN}" stroke-opacity=".8"/>')
     for factor in (1.1, 1 / 1.1):
         shift = math.log10(factor) * scale
-        lines.append(
-            f'<path d="M{_MARGIN} {end - shift:.1f}L{end} {_MARGIN - shift:.1f}" stroke-opacity=".35" stroke-dasharray="4 4"/>'
-        )
+        ends = f"M{_MARGIN} {end - shift:.1f}L{end} {_MARGIN - shift:.1f}"
+        lines.append(f'<path d="{ends}" stroke-opacity=".35" stroke-dasharray="4 4"/>')
     lines.append("</g>")
     for power in range(math.ceil(low), math.floor(high) + 1):
         at = (power - low) * scale
         label = f"{10.0**power:g} s"
         lines.append(f'<text x="{_MARGIN + at:.1f}" y="{end + 18}" text-anchor="middle">{label}</text>')
         lines.append(f'<text x="{_MARGIN - 8}" y="{end - at + 4:.1f}" text-anchor="end">{label}</text>')
-    lines.append(f'<text x="{_SIZE / 2}" y="{_SIZE - 16}" text-anchor="middle">measured (dashed: 10 % off)</text>')
-    lines.append(
-        f'<text x="18" y="{_SIZE / 2}" text-anchor="middle" transform="rotate(-90 18 {_SIZE / 2})">predicted</text>'
-    )
+    middle = _SIZE / 2
+    lines.append(f'<text x="{middle}" y="{_SIZE - 16}" text-anchor="middle">measured (dashed: 10 % off)</text>')
+    lines.append(f'<text x="18" y="{middle}" text-anchor="middle" transform="rotate(-90 18 {middle})">predicted</text>')
     return "\n".join(lines)

@@ -25,8 +25,9 @@ def print_report(report: Report, console: Console, *, all_rows: bool = False) ->
             worst = max(found, key=lambda each: each.regret_pct)
             good = sum(each.regret_pct <= 2.0 for each in found)
             console.print(
-                f"{name}: of {len(found)} models with several ways to split them, the pick is within 2 % of the best in "
-                f"{good}; at worst {worst.regret_pct:.1f} % slower ({worst.pick.row.id} instead of {worst.best.row.id})",
+                f"{name}: of {len(found)} models with several ways to split them, the one predicted best is within 2 % "
+                f"of the best in {good}; at worst {worst.regret_pct:.1f} % slower, {worst.pick.row.id} instead of "
+                f"{worst.best.row.id}",
                 highlight=False,
             )
 
