@@ -23,7 +23,7 @@ function stack(pieces, end, text, attributes = {}) {
     if (share <= 0) continue;
     const span = h("span", { style: { width: `${100 * share}%`, background: `var(--${piece.key})` } });
     onTheme(() => { span.style.color = inkOn(colour(piece.key)); });
-    if (share > 0.045 && !attributes.class?.includes("thin")) span.textContent = `${Math.round(100 * piece.value / pieces.total)} %`;
+    if (share > (attributes.class?.includes("half-wide") ? 0.11 : 0.045) && !attributes.class?.includes("thin")) span.textContent = `${Math.round(100 * piece.value / pieces.total)} %`;
     node.append(tipped(span, piece.name, () => [["", text(piece.value)], ["share", fmt.percent(piece.value / pieces.total)], ...(piece.more || [])]));
   }
   return node;

@@ -70,7 +70,7 @@ function compareMemory(runs) {
   runs.forEach((run, k) => {
     if (!fullest[k]) return;
     const { use } = fullest[k];
-    rows.append(h("div", { class: "label", title: run.name }, h("b", {}, run.name)), memoryStack(use, end),
+    rows.append(h("div", { class: "label", title: run.name }, h("b", {}, run.name)), memoryStack(use, end, { class: "stack half-wide" }),
       h("div", { class: "end" }, `${fmt.bytes(use.reserved_bytes)} of ${fmt.bytes(use.capacity_bytes)}`));
   });
   node.append(legend(CATEGORIES.map((name) => [name, name])), rows);

@@ -18,7 +18,7 @@ function fill(node, attributes, children) {
     else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  for (const child of children.flat()) if (child !== null && child !== undefined) node.append(child);
+  for (const child of children.flat(Infinity)) if (child !== null && child !== undefined) node.append(child);
   return node;
 }
 
@@ -36,12 +36,13 @@ const fmt = {
   count: (v) => (Math.abs(v) < 1e6 ? Math.round(v).toLocaleString("en-US") : scaled(v / 1e6, 1000, ["M", "B", "T"])),
   percent: (v, places = 1) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(v !== 0 && Math.abs(v) < 0.001 ? 2 : places)} %`),
   seconds: (v) => {
+    if (v === 0) return "0";
     if (v >= 3600) return `${Math.floor(v / 3600)} h ${String(Math.round((v % 3600) / 60)).padStart(2, "0")} min`;
     if (v >= 60) return `${Math.floor(v / 60)} min ${String(Math.round(v % 60)).padStart(2, "0")} s`;
     if (v >= 1) return `${v.toFixed(v >= 100 ? 1 : 2)} s`;
     return v >= 1e-3 ? `${(v * 1e3).toFixed(2)} ms` : v >= 1e-6 ? `${(v * 1e6).toFixed(2)} µs` : `${Math.round(v * 1e9)} ns`;
   },
-  money: (v) => `$${v.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`,
+  money: (v) => `$${v.toLocaleString("en-US", { minimumFractionDigits: v < 1000 ? 2 : 0, maximumFractionDigits: v < 1000 ? 2 : 0 })}`,
   number: (v) => (v >= 1000 ? Math.round(v).toLocaleString("en-US") : Number(v.toPrecision(3)).toString()),
 };
 

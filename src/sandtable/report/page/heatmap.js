@@ -38,8 +38,9 @@ class HeatMap {
 
   detailed() {
     const gpus = Math.max(...this.picture.boxes.map((box) => box.links.gpu?.length || 0));
-    const across = Math.min(gpus, 8) || 1;
-    return { name: "detailed", width: across * 13 + 11, height: Math.ceil(gpus / across) * 13 + 12 + 22, gap: 8 };
+    const across = Math.min(gpus, 8) || 1, count = this.picture.boxes.length;
+    const cell = count <= 8 ? 17 : count <= 16 ? 15 : 13;
+    return { name: "detailed", cell, width: across * cell + 11, height: Math.ceil(gpus / across) * cell + 34, gap: 8 };
   }
 
   split() { return { name: "split", narrow: 24, width: 24, height: 19, gap: 4 }; }
@@ -142,7 +143,7 @@ class HeatMap {
     this.frames.push({ x, y, width: style.width, height: style.height, text: title, inner: true });
     const gpus = box.links.gpu || [], nics = box.links.nic || [];
     const across = Math.min(gpus.length, 8) || 1;
-    gpus.forEach((load, k) => this.cell(x + 6 + (k % across) * 13, y + 18 + Math.floor(k / across) * 13, 11, 11, box.used ? load : null, `${title}, GPU ${k}`, [["port", fmt.percent(load)]]));
+    gpus.forEach((load, k) => this.cell(x + 6 + (k % across) * style.cell, y + 18 + Math.floor(k / across) * style.cell, style.cell - 2, style.cell - 2, box.used ? load : null, `${title}, GPU ${k}`, [["port", fmt.percent(load)]]));
     const bottom = y + style.height - 13, room = style.width - 12;
     nics.forEach((load, k) => this.cell(x + 6 + k * room / nics.length, bottom, Math.max(room / nics.length - 2, 2), 8, box.used ? load : null, `${title}, adapter ${k}`, [["", fmt.percent(load)]]));
   }
@@ -188,7 +189,7 @@ function tierTable(summary) {
 }
 
 function busiestTable(summary) {
-  const links = summary.tiers.flatMap((tier) => tier.busiest).sort((a, b) => b.utilisation - a.utilisation).slice(0, 8);
+  const links = summary.tiers.flatMap((tier) => tier.busiest.slice(0, 4)).sort((a, b) => b.utilisation - a.utilisation).slice(0, 12);
   const columns = [{ name: "fullest links", keep: true }, { name: "carries a step", num: true }, { name: "used", num: true }];
   return table(columns, links.map((link) => [link.name, fmt.bytes(link.bytes), fmt.percent(link.utilisation)]));
 }

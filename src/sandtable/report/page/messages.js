@@ -13,7 +13,7 @@ function messagesCard(transactions) {
   };
   draw("count");
   node.tools.append(...buttons);
-  node.append(holder, transactions.length > 12 ? h("p", { class: "hint" }, `${transactions.length - 12} more are in summary.json.`) : null, callsTable(transactions));
+  fill(node, {}, [holder, transactions.length > 12 ? h("p", { class: "hint" }, `${transactions.length - 12} more are in summary.json.`) : null, callsTable(transactions)]);
   return node;
 }
 

@@ -45,7 +45,7 @@ function timelineLegend(lanes) {
 function axesInUse(lanes) {
   const found = new Set();
   for (const lane of lanes.ranks.flatMap((rank) => rank.lanes)) lane.axis.forEach((axis, k) => { if (lane.category[k] === 1) found.add(axis); });
-  return [...found].sort((a, b) => a - b);
+  return [...found].sort((a, b) => (lanes.axes[a] < lanes.axes[b] ? -1 : 1));
 }
 
 function axisHue(lanes, axis) { return `axis-${axesInUse(lanes).indexOf(axis) % 5}`; }
