@@ -5,6 +5,7 @@ the last complete step, from the moment the slowest rank ended the step before t
 With a single step the window begins at the first product of matrices: what is before it sets things up.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -245,9 +246,16 @@ class Timeline:
     def basis(self) -> dict[str, float]:
         """Shares of the compute time that rest on measured, fitted and nominal numbers."""
         totals = np.zeros(len(BASES))
+        # Actors of one class on one kind of device have the same program: jitter makes thousands of them.
+        num_ranks: Counter[tuple[int, int]] = Counter()
+        one_of: dict[tuple[int, int], int] = {}
         for actor in self.actors:
-            table, counts = self.tables[actor.index], self.operator_counts(actor.index)
-            work = table.costs.work_ns[counts.signature] * counts.count * len(actor.ranks)
+            key = (id(self.programs[actor.index]), id(self.tables[actor.index]))
+            one_of.setdefault(key, actor.index)
+            num_ranks[key] += len(actor.ranks)
+        for key, index in one_of.items():
+            table, counts = self.tables[index], self.operator_counts(index)
+            work = table.costs.work_ns[counts.signature] * counts.count * num_ranks[key]
             np.add.at(totals, table.basis[counts.signature], work)
         total = totals.sum()
         return {name: float(part / total) if total else 0.0 for name, part in zip(BASES, totals, strict=True)}

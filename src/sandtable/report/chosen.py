@@ -6,7 +6,6 @@ import numpy as np
 
 from sandtable.errors import ReportError
 from sandtable.report.needs import Timeline
-from sandtable.report.times import break_down
 from sandtable.trace import P2P_OPS, RankView, Trace
 
 __all__ = ["choose_ranks"]
@@ -14,13 +13,14 @@ __all__ = ["choose_ranks"]
 MAX_RANKS = 16
 
 
-def choose_ranks(trace: Trace, timeline: Timeline, *, asked: Sequence[int] = ()) -> tuple[int, ...]:
+def choose_ranks(
+    trace: Trace, timeline: Timeline, *, slowest: int | None = None, asked: Sequence[int] = ()
+) -> tuple[int, ...]:
     """The ranks asked for; or the first, the slowest, one of each pipeline stage and the last, no two of them alike."""
     if asked:
         _check(asked, trace.world_size)
         return tuple(dict.fromkeys(asked))
-    slowest = break_down(timeline)["slowest"].rank or 0
-    kept = _distinct((0, slowest, trace.world_size - 1), timeline)
+    kept = _distinct((0, slowest or 0, trace.world_size - 1), timeline)
     room = MAX_RANKS - len(kept)
     others = [rank for rank in _distinct((*kept, *_stages(trace.rank(0))), timeline) if rank not in kept]
     return tuple(sorted(kept + _spread(others, room)))

@@ -46,8 +46,10 @@ def write_report(
     chakra: bool = False,
 ) -> Report:
     """Writes `summary.json`, `report.html` and `trace.json.gz` into `out`, and Chakra traces if asked for."""
-    chosen = choose_ranks(trace, timeline, asked=ranks)
+    if ranks:
+        choose_ranks(trace, timeline, asked=ranks)  # a wrong number is told before work is done
     summary = summarise_run(trace, timeline, asked)
+    chosen = choose_ranks(trace, timeline, slowest=summary.breakdown["slowest"].rank, asked=ranks)
     files = {"report": out / PAGE, "summary": out / FILE_NAME, "perfetto": out / PERFETTO}
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.engine.columns import SpanColumns
-from sandtable.trace import Trace
+from sandtable.trace import RankClass, Trace
 
 __all__ = ["Actor", "Breakdown", "LinkLoads", "Timeline", "Transaction"]
 
@@ -20,8 +20,10 @@ Integers = npt.NDArray[np.int64]
 
 
 class Actor(Protocol):
-    """Ranks whose time is the same."""
+    """Ranks whose time is the same; all of them are of one class, of which there may be more."""
 
+    @property
+    def rank_class(self) -> RankClass: ...
     @property
     def representative(self) -> int: ...
     @property

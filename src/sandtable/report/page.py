@@ -35,7 +35,7 @@ MAX_CLASSES = 24
 
 def run_page(trace: Trace, timeline: Timeline, summary: RunSummary, *, ranks: Sequence[int] = ()) -> str:
     """The page of one run, with the timeline of `ranks` or of those worth looking at."""
-    chosen = choose_ranks(trace, timeline, asked=ranks)
+    chosen = choose_ranks(trace, timeline, slowest=summary.breakdown["slowest"].rank, asked=ranks)
     title = script_name(summary.command)
     data = {
         "kind": "run",

@@ -101,11 +101,17 @@ def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
 
 
 def size_transactions(timeline: Timeline) -> tuple[TransactionSizes, ...]:
-    """Counts of all ranks together, the collective that moves most first."""
+    """Counts of all ranks together, the collective that moves most first.
+
+    Ranks of one class make the same calls, so one of each is asked, however many actors a class has.
+    """
     found: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
+    num_ranks: Counter[int] = Counter()
     for actor in timeline.actors:
-        for row in timeline.transactions(actor.representative):
-            found[row.op, row.axis].add(row, times=len(actor.ranks))
+        num_ranks[actor.rank_class.representative] += len(actor.ranks)
+    for representative, times in num_ranks.items():
+        for row in timeline.transactions(representative):
+            found[row.op, row.axis].add(row, times=times)
     rows = [tally.sizes(op, axis) for (op, axis), tally in found.items()]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.op, row.axis)))
 
