@@ -42,6 +42,12 @@ const fmt = {
     if (v >= 1) return `${v.toFixed(v >= 100 ? 1 : 2)} s`;
     return v >= 1e-3 ? `${(v * 1e3).toFixed(2)} ms` : v >= 1e-6 ? `${(v * 1e6).toFixed(2)} µs` : `${Math.round(v * 1e9)} ns`;
   },
+  // A moment, with as many digits as tell it from one a step away.
+  moment: (ns, step) => {
+    const [unit, name] = ns >= 1e9 || step >= 1e8 ? [1e9, "s"] : ns >= 1e6 || step >= 1e5 ? [1e6, "ms"] : [1e3, "µs"];
+    const digits = Math.min(Math.max(Math.ceil(-Math.log10(step / unit) - 1e-9), 0), 9);
+    return ns === 0 ? "0" : `${(ns / unit).toFixed(digits)} ${name}`;
+  },
   money: (v) => `$${v.toLocaleString("en-US", { minimumFractionDigits: v < 1000 ? 2 : 0, maximumFractionDigits: v < 1000 ? 2 : 0 })}`,
   number: (v) => (v >= 1000 ? Math.round(v).toLocaleString("en-US") : Number(v.toPrecision(3)).toString()),
 };

@@ -6,8 +6,10 @@ function linksCard(picture, summary) {
   const end = [0.05, 0.1, 0.25, 0.5, 1].find((limit) => limit >= most) || 1;
   const map = new HeatMap(picture, end);
   node.tools.append(heatScale(end));
-  node.append(h("div", { class: "split" }, h("div", {}, map.node, h("p", { class: "hint" }, map.note)),
-    h("div", {}, tierTable(summary), h("div", { style: { height: "16px" } }), busiestTable(summary))));
+  const room = () => h("div", { style: { height: "16px" } });
+  const isFlat = picture.boxes.length <= 16, busiest = busiestTable(summary);
+  node.append(h("div", { class: "split" }, h("div", {}, map.node, h("p", { class: "hint" }, map.note), isFlat ? [room(), busiest] : null),
+    h("div", {}, tierTable(summary), isFlat ? null : [room(), busiest])));
   return node;
 }
 

@@ -130,7 +130,7 @@ class TimelineView {
       context.lineTo(x, this.height);
       context.stroke();
       context.textAlign = x > width - 40 ? "right" : "left";
-      context.fillText(fmt.seconds(t / 1e9), x + (x > width - 40 ? -3 : 3), 9);
+      context.fillText(fmt.moment(t, step), x + (x > width - 40 ? -3 : 3), 9);
     }
   }
 
@@ -202,7 +202,7 @@ class TimelineView {
     const isCompute = lane.category[k] === 0;
     tip(event, this.nameOf(lane, k), [
       ["takes", fmt.seconds(lane.length[k] / 1e9)],
-      ["at", fmt.seconds(lane.start[k] / 1e9)],
+      ["at", fmt.moment(lane.start[k], (this.to - this.from) / 1000)],
       ["on", `rank ${rank.rank}${rank.num_ranks > 1 ? ` (and ${fmt.count(rank.num_ranks - 1)} like it)` : ""}, ${label}`],
       ["phase", PHASES[lane.phase[k]]],
       ["axis", isCompute ? "" : this.lanes.axes[lane.axis[k]]],
@@ -221,7 +221,8 @@ class TimelineView {
   }
 
   say() {
-    this.status.textContent = `Shown: ${fmt.seconds(this.from / 1e9)} to ${fmt.seconds(this.to / 1e9)} of ${fmt.seconds(this.end / 1e9)}`;
+    const step = (this.to - this.from) / 100;
+    this.status.textContent = `Shown: ${fmt.moment(this.from, step)} to ${fmt.moment(this.to, step)} of ${fmt.seconds(this.end / 1e9)}`;
     this.node.dataset.from = Math.round(this.from);
     this.node.dataset.to = Math.round(this.to);
   }
