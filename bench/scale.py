@@ -98,7 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dp", type=int, default=6, help="replicas (default 6)")
     parser.add_argument("--model", choices=sorted(MODELS), default="1t")
     parser.add_argument("--micro-batches", type=int, default=512, help="a replica's, in a step (default 512)")
-    parser.add_argument("--cluster", default="selene", help="machines of 8 GPUs (default selene)")
+    parser.add_argument("--cluster", default="dgx-a100", help="machines of 8 GPUs (default dgx-a100)")
     parser.add_argument("--quick", action="store_true", help="seconds: a small model at tp 2, pp 4, dp 4, unless given")
     if "--quick" in sys.argv:
         parser.set_defaults(tp=2, pp=4, dp=4, model="small", micro_batches=8)
