@@ -82,7 +82,7 @@ def write(found: Calibration, *, out: Path, plan: Plan | None) -> Path:
     """The cluster file, and beside it the table of measured operators, whose path is returned."""
     out.write_text(machine_text(found, title=f"Calibrated: {found.device['name']}", plan=plan), encoding="utf-8")
     rows = [MeasuredRow(signature=Signature.parse(row.signature), ns=row.ns) for row in found.operators]
-    beside = out.with_suffix(".measured.json")
+    beside = out.with_suffix(".measured.json")  # where `run` and `report` look for it
     MeasuredTable(rows, device=out.stem, source="sandtable calibrate").save(beside)
     return beside
 

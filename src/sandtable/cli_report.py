@@ -15,6 +15,7 @@ from rich.console import Console
 from sandtable import cluster as clusters
 from sandtable.cli_options import Jitter, LinkScale, Seed, SlowNode, what_if
 from sandtable.engine import WhatIf, simulate
+from sandtable.engine.compute import MeasuredTable
 from sandtable.errors import ReportError
 from sandtable.report.files import PAGE, Report, write_comparison, write_report
 from sandtable.report.outcome import print_outcome
@@ -55,7 +56,9 @@ class Rehearsal:
 def report_run(trace: Trace, rehearsal: Rehearsal, out: Path) -> Report:
     """Simulates a captured run and writes everything about it into `out`."""
     wall, core = time.perf_counter(), time.process_time()
-    timeline = simulate(trace, clusters.load(rehearsal.cluster, nodes=rehearsal.num_nodes), what_if=rehearsal.what_if)
+    cluster = clusters.load(rehearsal.cluster, nodes=rehearsal.num_nodes)
+    measured = MeasuredTable.beside(rehearsal.cluster)
+    timeline = simulate(trace, cluster, what_if=rehearsal.what_if, measured=measured)
     _ = timeline.step_ns
     given = asdict(rehearsal.asked) | {
         "cluster": rehearsal.cluster,

@@ -102,3 +102,13 @@ def test_files_that_are_no_json_or_not_there_say_so(tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ClusterError, match="must be valid JSON"):
         MeasuredTable.load(path)
+
+
+def test_the_table_beside_a_cluster_file_is_found_and_only_that(tmp_path: Path) -> None:
+    cluster = tmp_path / "lab.toml"
+    assert MeasuredTable.beside(cluster) is None
+    MeasuredTable([], device="here").save(tmp_path / "lab.measured.json")
+    found = MeasuredTable.beside(cluster)
+    assert found is not None
+    assert found.device == "here"
+    assert MeasuredTable.beside(tmp_path / "lab") is None

@@ -106,6 +106,12 @@ class MeasuredTable:
         rows = [_row(file, number, row) for number, row in enumerate(data["rows"])]
         return cls(rows, device=str(data.get("device", "")), source=str(data.get("source", "")))
 
+    @classmethod
+    def beside(cls, cluster: str | PathLike[str]) -> "MeasuredTable | None":
+        """The table that calibration leaves beside the cluster file it writes: lab.toml, lab.measured.json."""
+        file = Path(cluster).with_suffix(".measured.json")
+        return cls.load(file) if str(cluster).endswith(".toml") and file.exists() else None
+
 
 _REMEDY = "make the table again with `sandtable calibrate`"
 
