@@ -100,7 +100,7 @@ class FakeTimeline:
     def spans(self, rank: int) -> Sequence[Span]:
         return self._spans(self.actor_of(rank).representative)
 
-    def span_columns(self, rank: int) -> SpanColumns:
+    def span_columns(self, rank: int, *, whole_run: bool = False) -> SpanColumns:
         spans = sorted(self.spans(rank), key=lambda span: (span.stream, span.start_ns))
         names = tuple(dict.fromkeys(span.name for span in spans))
         axes = tuple(dict.fromkeys(span.axis for span in spans))

@@ -180,7 +180,7 @@ def test_what_a_script_calls_itself_is_shown_and_never_run(
         def __getattr__(self, name: str) -> Any:
             return getattr(rehearsal.timeline, name)
 
-        def span_columns(self, rank: int) -> Any:
+        def span_columns(self, rank: int, *, whole_run: bool = False) -> Any:
             return named
 
     path = tmp_path / "report.html"

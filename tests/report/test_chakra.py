@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from tests.report.conftest import Rehearsal
 from tests.report.wire_reader import fields, messages, packed, read_varint
 
+from sandtable.cluster import load
+from sandtable.engine import simulate
 from sandtable.report.chakra import write_chakra
 from sandtable.report.wire import integer_field, text_field, varint
 from sandtable.trace import Kind
@@ -94,3 +96,15 @@ def test_fields_are_read_back(number: int, text: str, value: int) -> None:
         (number, text.encode()),
         (number, value),
     ]
+
+
+def test_of_a_rank_that_is_ahead_of_others_the_whole_step_is_there(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    timeline = simulate(rehearsal.trace, load("dgx-a100", nodes=2))
+    for actor in timeline.actors:
+        view = rehearsal.trace.rank(actor.representative)
+        kinds = view.records.kind[view.step_slices()[-1]]
+        (path,) = write_chakra(rehearsal.trace, timeline, [view.rank], tmp_path)
+        _, *nodes = (message for message in messages(path.read_bytes()))
+        assert len(nodes) == int(((kinds == Kind.OPERATOR) | (kinds == Kind.COLLECTIVE)).sum())
+        timed = [decode(node)["duration"] for node in nodes if decode(node)["type"] == COMP]
+        assert sum(duration > 0 for duration in timed) > len(timed) / 2

@@ -171,12 +171,13 @@ class Timeline:
         view = self.trace.rank(rank)
         return unroll(view, self.programs[index], self.times[index], self.tables[index], self.axes(index), self._window)
 
-    def span_columns(self, rank: int) -> SpanColumns:
-        """The same as arrays, by stream and start."""
+    def span_columns(self, rank: int, *, whole_run: bool = False) -> SpanColumns:
+        """The same as arrays, by stream and start; of the whole run if asked for, not only of what is in the window."""
         index = self.actor_of(rank).index
         view = self.trace.rank(rank)
         program, times, table = self.programs[index], self.times[index], self.tables[index]
-        return span_columns(view, program, times, table, self.axes(index), self._window)
+        window = (-1, int(times.end_ns.max(initial=0)) + 1) if whole_run else self._window
+        return span_columns(view, program, times, table, self.axes(index), window)
 
     def record_times(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Records of `rank` in ascending order, and when the device began what was issued there; both ascend."""

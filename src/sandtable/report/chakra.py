@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sandtable.engine.columns import SpanColumns
 from sandtable.report.needs import Timeline
 from sandtable.report.wire import bytes_field, delimited, integer_field, packed_field, text_field
 from sandtable.trace import Kind, RankView, Trace
@@ -63,8 +64,10 @@ class _Nodes:
 
     def __init__(self, view: RankView, timeline: Timeline) -> None:
         self.view, self.records = view, view.records
-        spans = timeline.span_columns(view.rank)
-        begin = timeline.step_start_ns
+        # All of the rank's own step: a rank that is ahead of others begins it before the window does.
+        spans = timeline.span_columns(view.rank, whole_run=True)
+        self.step = _own_step(view, timeline, spans)
+        begin = int(spans.start_ns[spans.record >= self.step.start].min(initial=1 << 62))
         starts, lengths = spans.start_ns - begin, spans.end_ns - spans.start_ns
         self.times: dict[int, _Time] = {}
         self.facts: dict[int, tuple[int, int]] = {}
@@ -82,11 +85,8 @@ class _Nodes:
         self.count = 0
 
     def all(self) -> list[bytes]:
-        steps = self.view.step_slices()
-        span = steps[-1] if steps else slice(0, len(self.records))
-        first = min(self.times, default=span.start)
         nodes = []
-        for row in range(max(span.start, first), span.stop):
+        for row in range(self.step.start, self.step.stop):
             node = self._visit(row)
             if node is not None:
                 nodes.append(node)
@@ -151,6 +151,15 @@ class _Nodes:
                 _integer("stream", stream),
             ]
         )
+
+
+def _own_step(view: RankView, timeline: Timeline, spans: SpanColumns) -> slice:
+    """The records of the rank's last step; of the only one, without what sets things up before the window."""
+    steps = view.step_slices()
+    if len(steps) > 1:
+        return steps[-1]
+    inside = spans.record[spans.start_ns >= timeline.step_start_ns]
+    return slice(int(inside.min(initial=len(view.records))), steps[-1].stop if steps else len(view.records))
 
 
 def _attribute(name: str, value: bytes) -> bytes:

@@ -21,6 +21,7 @@ _BAR_WIDTH = 60
 _MAX_CLASSES = 3
 _MAX_NOTES = 4
 _SMALL_SHARE = 0.0005
+_STEADY_STEPS = 2
 _COLOURS = {
     "forward": "blue",
     "backward": "cyan",
@@ -134,6 +135,8 @@ def _facts(run: RunSummary) -> Table:
     fullest = sorted(run.memory, key=lambda row: -row.use.peak_reserved_bytes)
     for index, row in enumerate(fullest[:_MAX_CLASSES]):
         table.add_row("" if index else "memory", _memory_line(row))
+    if run.capture.num_steps < _STEADY_STEPS:
+        table.add_row("", "[dim]one step was captured: with --steps 2 optimizer states count from its beginning[/dim]")
     if len(fullest) > _MAX_CLASSES:
         table.add_row("", f"[dim]{len(fullest) - _MAX_CLASSES} more in summary.json[/dim]")
     busiest = max(run.tiers, key=lambda tier: tier.max_utilisation, default=None)

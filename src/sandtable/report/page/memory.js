@@ -12,6 +12,7 @@ function memoryCard(memory, summary, stepNs) {
   draw(worst);
   const used = CATEGORIES.filter((_, k) => memory.some((each) => each.bytes[k].some((v) => v > 0)));
   node.append(legend(used.map((name) => [name, name])), holder, memoryClasses(summary));
+  if (summary.capture.num_steps < 2) node.append(h("p", { class: "hint" }, "One step was captured: optimizer states come at its end. With --steps 2 they are there from the beginning, as in a running job."));
   return node;
 }
 
