@@ -30,6 +30,7 @@ Flags = npt.NDArray[np.bool_]
 _ROUNDING_BYTES = 512
 _LARGE_BYTES = _SLACK_BYTES = 1 << 20
 _MEMORY_KINDS = (Kind.ALLOC, Kind.FREE, Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
+_IS_MEMORY = np.isin(np.arange(256), _MEMORY_KINDS)
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _FILLING = ("aten::zero_", "aten::fill_", "copy::host_to_device")
 
@@ -146,7 +147,7 @@ def _free_rows(view: RankView, allocated: Rows) -> Rows:
 
 
 def _is_memory(view: RankView) -> Flags:
-    return np.isin(view.records.kind, _MEMORY_KINDS)
+    return _IS_MEMORY[view.records.kind]
 
 
 def _phases(view: RankView) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
@@ -158,10 +159,13 @@ def _phases(view: RankView) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8
     work = np.flatnonzero(~_is_memory(view))
     if not len(work):
         return phase, phase
-    rows = np.arange(len(phase))
-    last = np.searchsorted(work, rows, side="right") - 1
-    following = np.searchsorted(work, rows)
-    return phase[work[np.maximum(last, 0)]], phase[work[np.minimum(following, len(work) - 1)]]
+    marks = np.full(len(phase), work[0])
+    marks[work] = work
+    last = np.maximum.accumulate(marks)
+    marks = np.full(len(phase), work[-1])
+    marks[work] = work
+    following = np.minimum.accumulate(marks[::-1])[::-1]
+    return phase[last], phase[following]
 
 
 def _first_backward(view: RankView) -> int:

@@ -44,11 +44,12 @@ class MemoryUse:
 
 def memory_use(view: RankView, blocks: Blocks | None = None) -> MemoryUse:
     """What the card holds at its fullest moment."""
-    curve = memory_curve(view, blocks, max_points=None)
-    allocated = curve.allocated_bytes
-    at = int(allocated.argmax()) if len(allocated) else -1
-    held = curve.bytes_by_category[at].tolist() if len(allocated) else [0] * len(Category)
-    reserved = int(curve.reserved_bytes[at]) if len(allocated) else 0
+    blocks = blocks or classify_blocks(view)
+    rows, allocated = view.memory_timeline()
+    peak = rows[allocated.argmax()] if len(rows) else np.int64(-1)
+    alive = (blocks.allocated_row <= peak) & (blocks.freed_row > peak)
+    held = [int(blocks.size_bytes[alive & (blocks.category == each)].sum()) for each in Category]
+    reserved = int(_reserved(view, np.array([peak]))[0])
     return MemoryUse(
         bytes_by_category={each.name.lower(): held[each] for each in Category},
         allocated_bytes=sum(held),
