@@ -34,6 +34,14 @@ def test_spans_of_a_stream_follow_each_other(timeline: Timeline) -> None:
     assert (columns.start_ns[1:][same] >= columns.end_ns[:-1][same] - 1).all()
 
 
+def test_the_host_does_one_thing_after_the_other(timeline: Timeline) -> None:
+    for actor in timeline.actors:
+        host = timeline.host_columns(actor.representative)
+        assert len(host.start_ns) > 10
+        assert (host.end_ns > host.start_ns).all()
+        assert (host.start_ns[1:] >= host.end_ns[:-1]).all()
+
+
 def test_records_have_times_that_ascend(timeline: Timeline) -> None:
     for actor in timeline.actors:
         rows, moments = timeline.record_times(actor.representative)

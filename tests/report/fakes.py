@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sandtable.cluster import Cluster, load
 from sandtable.cluster.topology import Topology
-from sandtable.engine.columns import CATEGORIES, SpanColumns
+from sandtable.engine.columns import CATEGORIES, HostColumns, SpanColumns
 from sandtable.trace import Kind, Line, Phase, RankClass, Trace, bytes_moved, flops
 
 PHASES = {
@@ -119,6 +119,17 @@ class FakeTimeline:
         columns = {name: np.array(values, dtype=np.int64) for name, values in numbers.items()}
         flops_done = np.array([span.flops for span in spans], dtype=np.float64)
         return SpanColumns(**columns, flops=flops_done, names=names, axes=axes)
+
+    def host_columns(self, rank: int) -> HostColumns:
+        """A host that issues everything at the beginning, then waits for the device."""
+        middle = self.step_start_ns + self.step_ns // 3
+        return HostColumns(
+            start_ns=np.array([self.step_start_ns, middle]),
+            end_ns=np.array([middle, self.step_end_ns]),
+            waits=np.array([False, True]),
+            count=np.array([10, 1]),
+            line=np.array([0, 1]),
+        )
 
     def breakdown(self, rank: int) -> Breakdown:
         parts: Counter[str] = Counter()

@@ -24,11 +24,19 @@ def test_each_span_is_an_event_of_its_rank_and_stream(rehearsal: Rehearsal, tmp_
     assert names == {0: "rank 0 (and 7 like it)", 8: "rank 8 (and 7 like it)"}
     for rank in (0, 8):
         spans = rehearsal.timeline.span_columns(rank)
-        mine = [event for event in events if event["ph"] == "X" and event["pid"] == rank]
+        mine = [event for event in events if event["ph"] == "X" and event["pid"] == rank and event["cat"] != "host"]
         assert len(mine) == len(spans)
         assert {event["tid"] for event in mine} == set(spans.stream.tolist())
         assert sum(event["dur"] for event in mine) == pytest.approx((spans.end_ns - spans.start_ns).sum() / 1000)
         assert max(event["ts"] + event["dur"] for event in mine) <= rehearsal.timeline.step_ns / 1000 + 0.001
+
+
+def test_the_host_has_a_thread_of_its_own(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    write_perfetto(rehearsal.timeline, [0], path)
+    host = [event for event in events_of(path) if event.get("cat") == "host"]
+    assert [event["name"] for event in host] == ["issue", "wait for the device"]
+    assert len({event["tid"] for event in host}) == 1
 
 
 def test_ranks_that_would_be_too_much_are_left_out(rehearsal: Rehearsal, tmp_path: Path) -> None:

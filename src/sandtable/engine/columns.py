@@ -15,7 +15,7 @@ from sandtable.engine.operators import OperatorTable
 from sandtable.engine.program import Order, Program
 from sandtable.trace import Kind, RankView
 
-__all__ = ["CATEGORIES", "SpanColumns", "span_columns"]
+__all__ = ["CATEGORIES", "HostColumns", "SpanColumns", "host_columns", "span_columns"]
 
 CATEGORIES = ("compute", "communication", "copy", "wait")
 
@@ -44,6 +44,34 @@ class SpanColumns:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostColumns:
+    """What a rank's host does, in order: it issues work, or (`waits`) it waits for the device."""
+
+    start_ns: I64
+    end_ns: I64
+    waits: npt.NDArray[np.bool_]
+    count: I64
+    """Records that are issued together."""
+    line: I64
+
+
+def host_columns(view: RankView, program: Program, times: Times, window: tuple[int, int]) -> HostColumns:
+    """The stretches of the host that touch the window."""
+    waits = program.kind == Order.HOST_WAIT
+    start = times.issue_ns
+    end = np.where(waits, times.end_ns, start + program.host_ns)
+    kept = np.flatnonzero((end > np.maximum(start, window[0])) & (start < window[1]) & (start >= 0))
+    first = program.first_record[kept]
+    return HostColumns(
+        start_ns=start[kept],
+        end_ns=end[kept],
+        waits=waits[kept],
+        count=program.last_record[kept] - first + 1,
+        line=view.records.line[np.clip(first, 0, len(view.records) - 1)].astype(np.int64),
+    )
 
 
 def span_columns(

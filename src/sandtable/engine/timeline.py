@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sandtable.cluster import Cluster, Topology
 from sandtable.engine.breakdown import Breakdown, break_down
 from sandtable.engine.clock import Times
-from sandtable.engine.columns import SpanColumns, span_columns
+from sandtable.engine.columns import HostColumns, SpanColumns, host_columns, span_columns
 from sandtable.engine.fold import Fold
 from sandtable.engine.operators import BASES, OperatorTable
 from sandtable.engine.program import Order, Program
@@ -178,6 +178,11 @@ class Timeline:
         program, times, table = self.programs[index], self.times[index], self.tables[index]
         window = (-1, int(times.end_ns.max(initial=0)) + 1) if whole_run else self._window
         return span_columns(view, program, times, table, self.axes(index), window)
+
+    def host_columns(self, rank: int) -> HostColumns:
+        """What the host of `rank` does in the window."""
+        index = self.actor_of(rank).index
+        return host_columns(self.trace.rank(rank), self.programs[index], self.times[index], self._window)
 
     def record_times(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Records of `rank` in ascending order, and when the device began what was issued there; both ascend."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.engine.columns import SpanColumns
+from sandtable.engine.columns import HostColumns, SpanColumns
 from sandtable.trace import RankClass, Trace
 
 __all__ = ["Actor", "Breakdown", "LinkLoads", "Timeline", "Transaction"]
@@ -104,6 +104,7 @@ class Timeline(Protocol):
     def basis(self) -> Mapping[str, float]: ...
     def actor_of(self, rank: int) -> Actor: ...
     def span_columns(self, rank: int, *, whole_run: bool = False) -> SpanColumns: ...
+    def host_columns(self, rank: int) -> HostColumns: ...
     def breakdown(self, rank: int) -> Breakdown: ...
     def record_times(self, rank: int) -> tuple[Integers, Integers]:
         """Records in ascending order, and when the work of each began on the device."""

@@ -1,6 +1,6 @@
 """Perfetto: the timeline of chosen ranks as a Chrome trace (`trace.json.gz`), for ui.perfetto.dev or chrome://tracing.
 
-A rank is a process, a stream a thread. Times are microseconds from the beginning of the step.
+A rank is a process, its host and each of its streams a thread. Times are microseconds from the beginning of the step.
 """
 
 import gzip
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sandtable.engine.columns import CATEGORIES, SpanColumns
+from sandtable.engine.columns import CATEGORIES, HostColumns, SpanColumns
 from sandtable.report.needs import Timeline
 from sandtable.trace import Phase
 from sandtable.units import NS_PER_US
@@ -19,6 +19,8 @@ __all__ = ["write_perfetto"]
 
 MAX_EVENTS = 400_000
 _LEVEL = 4
+_HOST_THREAD = 1_000_000
+"""Above any number of a stream."""
 
 
 def write_perfetto(timeline: Timeline, ranks: Sequence[int], path: Path, *, max_events: int = MAX_EVENTS) -> list[int]:
@@ -29,12 +31,13 @@ def write_perfetto(timeline: Timeline, ranks: Sequence[int], path: Path, *, max_
     with path.open("wb") as raw, gzip.GzipFile("", "wb", _LEVEL, raw, mtime=0) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for rank in ranks:
-            spans = timeline.span_columns(rank)
+            spans, host = timeline.span_columns(rank), timeline.host_columns(rank)
             if written and num_events + len(spans) > max_events:
                 continue
             num_events += len(spans)
             head = ",\n" if written else ""
-            file.write((head + ",\n".join(_events(timeline, rank, spans))).encode())
+            events = [*_events(timeline, rank, spans), *_host_events(timeline, rank, host)]
+            file.write((head + ",\n".join(events)).encode())
             written.append(rank)
         file.write(b"\n]}\n")
     return written
@@ -62,6 +65,20 @@ def _events(timeline: Timeline, rank: int, spans: SpanColumns) -> Iterator[str]:
             f'{{"ph":"X","pid":{rank},"tid":{stream},"ts":{ts:.3f},"dur":{dur:.3f},"name":{names[label]},'
             f'"cat":"{CATEGORIES[category]}","args":{{"phase":"{phases[phase]}"{axes[axis]},"bytes":{size},'
             f'"flops":{work:.0f},"line":{lines[line]}}}}}'
+        )
+
+
+def _host_events(timeline: Timeline, rank: int, host: HostColumns) -> Iterator[str]:
+    yield _about("thread_name", rank, _HOST_THREAD, {"name": "host"})
+    yield _about("thread_sort_index", rank, _HOST_THREAD, {"sort_index": -1})
+    lines = {int(k): json.dumps(str(timeline.trace.lines[int(k)])) for k in np.unique(host.line)}
+    starts = (host.start_ns - timeline.step_start_ns) / NS_PER_US
+    columns = (starts, (host.end_ns - host.start_ns) / NS_PER_US, host.waits, host.count, host.line)
+    for ts, dur, waits, count, line in zip(*(column.tolist() for column in columns), strict=True):
+        name = "wait for the device" if waits else "issue"
+        yield (
+            f'{{"ph":"X","pid":{rank},"tid":{_HOST_THREAD},"ts":{ts:.3f},"dur":{dur:.3f},"name":"{name}",'
+            f'"cat":"host","args":{{"records":{count},"line":{lines[line]}}}}}'
         )
 
 
