@@ -45,6 +45,8 @@ def test_nodes_without_ranks_are_marked(rehearsal: Rehearsal) -> None:
 def test_a_huge_cluster_is_drawn_with_several_nodes_a_box(rehearsal: Rehearsal) -> None:
     picture = draw_picture(with_loads(rehearsal, load("dgx-a100", nodes=12_288)))
     assert picture.num_nodes == 12_288
-    assert picture.nodes_per_box == 3
-    assert len(picture.boxes) == 4096
+    assert picture.nodes_per_box == 6
+    assert sum(box["count"] for box in picture.boxes) == 12_288
+    assert all(box["count"] <= 6 for box in picture.boxes)
+    assert len({box["above"] for box in picture.boxes}) == 615, "a leaf switch for each 20 nodes, none of them shared"
     assert "links" not in picture.boxes[0]

@@ -16,13 +16,13 @@ from sandtable.report.needs import Timeline
 __all__ = ["Picture", "draw_picture"]
 
 MAX_DETAILED_NODES = 512
-MAX_NODES = 4096
+MAX_BOXES = 2048
 _DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """`nodes_per_box` nodes are one box; `boxes` are in order of node number, `switches` from the leaves upwards.
+    """Up to `nodes_per_box` nodes below one switch are one box; `boxes` are in order of node number.
 
     A box has the fullest link of each tier (`worst`) and, for clusters of moderate size, each GPU's and adapter's own
     (`links`). Utilisation is that of the fuller direction.
@@ -45,11 +45,14 @@ def draw_picture(timeline: Timeline) -> Picture:
     loads = _Loads(about["tiers"], np.asarray(timeline.link_loads.utilisation))
     walk = _Walk(loads)
     walk.visit(about["tree"], above=None)
-    used = np.unique(np.asarray(topology.node_of))
+    used = set(np.unique(np.asarray(topology.node_of)).tolist())
     for node in walk.nodes:
-        node["used"] = bool(np.isin(node["node"], used))
-    per_box = -(-len(walk.nodes) // MAX_NODES)
-    boxes = [_box(walk.nodes[k : k + per_box]) for k in range(0, len(walk.nodes), per_box)]
+        node["used"] = node["node"] in used
+    per_box = -(-len(walk.nodes) // MAX_BOXES)
+    below: dict[int | None, list[dict[str, Any]]] = {}
+    for node in walk.nodes:
+        below.setdefault(node["above"], []).append(node)
+    boxes = [_box(nodes[k : k + per_box]) for nodes in below.values() for k in range(0, len(nodes), per_box)]
     if len(walk.nodes) > MAX_DETAILED_NODES:
         for box in boxes:
             del box["links"]
@@ -131,4 +134,4 @@ class _Walk:
 def _box(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     tiers = dict.fromkeys(tier for node in nodes for tier in node["links"])
     worst = {tier: max(max(node["links"].get(tier, [0.0])) for node in nodes) for tier in tiers}
-    return nodes[0] | {"worst": worst, "used": any(node["used"] for node in nodes)}
+    return nodes[0] | {"count": len(nodes), "worst": worst, "used": any(node["used"] for node in nodes)}

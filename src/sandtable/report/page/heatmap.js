@@ -27,10 +27,11 @@ class HeatMap {
     this.cells = [];
     this.frames = [];
     const detailed = picture.boxes[0]?.links && picture.boxes.length <= 48;
-    this.style = detailed ? this.detailed() : picture.boxes.length <= 640 ? this.split() : this.plain();
+    const numSwitches = new Set(picture.boxes.map((box) => box.above)).size;
+    this.style = detailed ? this.detailed() : picture.boxes.length <= 640 && numSwitches <= 48 ? this.split() : this.plain();
     this.note = detailed ? "Small cells are GPU ports, wide cells below them network adapters."
       : this.style.name === "split" ? "Each box is a node: above its fullest network adapter, below its fullest GPU port."
-        : `Each box is ${picture.nodes_per_box > 1 ? `${picture.nodes_per_box} nodes` : "a node"}, coloured by its fullest link.`;
+        : `Each box is ${picture.nodes_per_box > 1 ? `up to ${picture.nodes_per_box} nodes` : "a node"}, coloured by its fullest link; the bar above them is the fullest uplink of their switch.`;
     this.node = canvas((width) => this.layOut(width), (context) => this.paint(context), {
       tabindex: "0", role: "img", id: "heat",
       "aria-label": `Link load of ${picture.num_nodes} nodes. The fullest links are in the table.` });
@@ -58,6 +59,7 @@ class HeatMap {
     this.stretch(groups, width);
     let y = this.layOutTop(width);
     let x = 0, tallest = 0;
+    if (groups.length > 48) return this.layOutMany(groups, width, y);
     for (const group of groups) {
       const inner = this.columnsFor(group.boxes.length, width);
       const wide = inner * (style.width + style.gap) - style.gap + 16;
@@ -69,6 +71,22 @@ class HeatMap {
       tallest = Math.max(tallest, tall);
     }
     return y + tallest + 4;
+  }
+
+  // Hundreds of switches: no frames, a bar for the uplinks above each row of boxes.
+  layOutMany(groups, width, top) {
+    this.style = { ...this.plain(), name: "plain" };
+    const { width: size } = this.style;
+    let x = 0, y = top;
+    for (const group of groups) {
+      const wide = group.boxes.length * (size + 1) - 1;
+      if (x > 0 && x + wide > width) { x = 0; y += size + 13; }
+      const worst = Math.max(...group.switch.links, 0);
+      this.cell(x, y, wide, 3, worst, group.switch.name, [["fullest uplink", fmt.percent(worst)]]);
+      group.boxes.forEach((box, k) => this.box(box, x + k * (size + 1), y + 5));
+      x += wide + 8;
+    }
+    return y + size + 12;
   }
 
   // Boxes a little wider, so that a row of frames ends where the picture does.
@@ -129,7 +147,7 @@ class HeatMap {
 
   box(box, x, y) {
     const { style } = this;
-    const title = this.picture.nodes_per_box > 1 ? `nodes ${box.node} to ${box.node + this.picture.nodes_per_box - 1}` : `node ${box.node}`;
+    const title = box.count > 1 ? `nodes ${box.node} to ${box.node + box.count - 1}` : `node ${box.node}`;
     const facts = [...Object.entries(box.worst).map(([tier, load]) => [`fullest ${TIER[tier] || tier}`, fmt.percent(load)]), ["", box.label], ["", box.used ? "" : "no rank here"]];
     if (style.name === "detailed") { this.detail(box, x, y, title); return; }
     if (style.name === "split") {
