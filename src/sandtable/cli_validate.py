@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from sandtable.validation import Choice, cache_directory, load_sets, print_report, scatter_svg, validate
+from sandtable.validation import Choice, cache_directory, fill_page, load_sets, print_report, scatter_svg, validate
 
 __all__ = ["register"]
 
@@ -32,6 +32,9 @@ def _validate(
     jobs: Annotated[int, typer.Option(min=1, help="rows at a time")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print the outcome as JSON")] = False,
     out: Annotated[Path | None, typer.Option(help="directory for validation.json and validation.svg")] = None,
+    fill: Annotated[
+        Path | None, typer.Option(help="Markdown page whose marked part is replaced by the figures")
+    ] = None,
     all_rows: Annotated[bool, typer.Option("--all", help="print every row of long sets")] = False,
     directory: Annotated[Path | None, typer.Option("--from", help="directory with rows/ and scripts/")] = None,
 ) -> None:
@@ -58,6 +61,8 @@ def _validate(
         out.mkdir(parents=True, exist_ok=True)
         (out / "validation.json").write_text(text + "\n", encoding="utf-8")
         (out / "validation.svg").write_text(scatter_svg(report), encoding="utf-8")
+    if fill is not None:
+        fill_page(fill, report)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandtable.errors import ValidationSetError
-from sandtable.validation import Report, Row, RowSet, scatter_svg
+from sandtable.validation import Report, Row, RowSet, fill_page, scatter_svg
 from sandtable.validation.prediction import Prediction
 from sandtable.validation.quantities import quantity
 from sandtable.validation.ranking import contests
@@ -129,3 +129,21 @@ def test_the_scatter_plot_has_a_point_for_every_row_and_escapes_names() -> None:
     titles = [each.text or "" for each in drawing.iter("{http://www.w3.org/2000/svg}title")]
     assert [title.split(":")[0] for title in titles] == ["a<b", "c"]
     assert ElementTree.fromstring(scatter_svg(Report(scores=()))).tag.endswith("svg")
+
+
+def test_figures_replace_what_is_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- validation: begin -->\nold\n<!-- validation: end -->\nafter\n")
+    found = scored((row("a", 1.0, model="x"), 1.1), (row("b", 2.0, model="x"), 2.0))
+    report = Report(scores=(found,), contests={"time": contests(found, ["model"])})
+    for _ in range(2):
+        fill_page(page, report)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- validation: begin -->\n| set |")
+    assert text.endswith("<!-- validation: end -->\nafter\n")
+    assert "| time | 2 | 5.0 % | 5.0 % | 10.0 % | 10 % |" in text
+    assert "| a | 1.1 | 1 | +10.0 % |" in text
+    assert "| time | 1 | 1 | 0.0 % |" in text
+    page.write_text("no marks")
+    with pytest.raises(ValidationSetError, match="validation: begin"):
+        fill_page(page, report)

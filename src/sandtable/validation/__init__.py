@@ -1,6 +1,7 @@
 """By how much we are wrong: published runs, rehearsed and held against what was measured."""
 
 from sandtable.validation.captures import cache_directory
+from sandtable.validation.page import fill_page
 from sandtable.validation.rows import Row, RowSet, load_set, load_sets
 from sandtable.validation.run import Choice, Report, validate
 from sandtable.validation.scatter import scatter_svg
@@ -15,6 +16,7 @@ __all__ = [
     "RowSet",
     "Score",
     "cache_directory",
+    "fill_page",
     "load_set",
     "load_sets",
     "print_report",
