@@ -885,3 +885,16 @@ def test_nested_tensors_and_grouped_matmul_have_shapes():
     nested = torch.nested.nested_tensor([torch.rand(3, 4), torch.rand(5, 4)], layout=torch.jagged, device=CARD)
     assert nested.device == CARD
     assert torch.nested.to_padded_tensor(nested, 0.0).shape == (2, 5, 4)
+
+
+def norm_and_activations() -> None:
+    x, weight = (torch.randn(shape, device="cuda", requires_grad=True) for shape in ((8, 2048), (2048,)))
+    F.mish(F.silu(F.rms_norm(x, (2048,), weight))).sum().backward()
+
+
+def test_kernels_that_have_a_fallback_in_plain_operators_stay_one_operator():
+    # torch has CUDA kernels for these, and a composite for backends that have none.
+    seen = Counter(each.signature.op for each in rehearse(norm_and_activations).trace.rank(0).operators())
+    for name in ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"):
+        assert seen[f"aten::{name}"] == 1, name
+    assert not seen["aten::rsqrt"] + seen["aten::sigmoid"]

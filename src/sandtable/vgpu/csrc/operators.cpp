@@ -468,7 +468,7 @@ void register_operators() {
   static const std::vector<std::string> by_name{
       "addr", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm", "_fused_rms_norm",
       "mish_backward", "_chunk_cat", "_grouped_mm", "split_with_sizes_copy.out", "native_dropout", "_scaled_grouped_mm",
-      "_fused_rms_norm_backward", "embedding_renorm_"};
+      "_fused_rms_norm_backward", "embedding_renorm_", "silu_backward"};
   for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(std::nullopt)) {
     if (name.name.compare(0, 6, "aten::") != 0)
       continue;
@@ -480,8 +480,8 @@ void register_operators() {
     bool foreach = plain.compare(0, 9, "_foreach_") == 0 || plain.compare(0, 7, "_fused_") == 0;
     bool named = std::find(by_name.begin(), by_name.end(), plain) != by_name.end();
     bool is_autogen_out = plain.size() > 4 && plain.compare(plain.size() - 4, 4, ".out") == 0;
-    if ((structured || named || (foreach && !is_autogen_out)) && plain != "_fused_sdp_choice" &&
-        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+    bool implicit = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    if ((named || ((structured || (foreach && !is_autogen_out)) && !implicit)) && plain != "_fused_sdp_choice")
       aten->impl(plain.c_str(), Function::makeFromBoxedFunction<&kernel>());
   }
 }
