@@ -4,9 +4,10 @@
 
 Touvron et al. 2023 (arXiv:2307.09288) and Grattafiori et al. 2024 (arXiv:2407.21783): RMSNorm, rotary positions,
 grouped queries, SwiGLU. What decides time and memory follows the measured runs (torchtitan 9dec370 and 3faaa1a):
-one `fully_shard` unit a layer and one for the rest, bf16 gathered and computed with, fp32 masters and reductions, norm
-and rotation in fp32 by plain operators, logits to fp32 for the loss, AdamW by foreach, clipping to norm 1, and the
-allocator's expandable segments.
+one `fully_shard` unit a layer and one for the rest, bf16 gathered and computed with, fp32 masters and reductions,
+rotation in fp32 by plain operators, AdamW by foreach, clipping to norm 1, and the allocator's expandable segments. In
+spring 2024 norms were one kernel and the loss took bf16 logits (`--fused-norm --low-precision-loss`); at the end of the
+year norms were plain operators in fp32 and the loss took fp32 logits.
 """
 
 import argparse
@@ -43,6 +44,7 @@ class LlamaConfig:
     ffn_size: int
     vocab_size: int
     rope_base: float = 500_000.0
+    fused_norm: bool = False
 
 
 MODELS = {
@@ -85,7 +87,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(
             Layer(config, recompute=recompute_of_layer(checkpointing, number=i)) for i in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size)
+        self.norm = RMSNorm(config)
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, rotation: Tensor) -> Tensor:
@@ -106,9 +108,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig, *, recompute: Callable[..., Tensor] | None) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size)
+        self.attention_norm = RMSNorm(config)
         self.attention = Attention(config)
-        self.mlp_norm = RMSNorm(config.hidden_size)
+        self.mlp_norm = RMSNorm(config)
         self.mlp = GatedMLP(config)
         self.recompute = recompute
 
@@ -169,14 +171,17 @@ class GatedMLP(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm, in fp32 and by plain operators, as the measured runs had it."""
+    """Root mean square norm: one kernel, or plain operators in fp32."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.fused = config.fused_norm
+        self.weight = nn.Parameter(torch.ones(config.hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to the same."""
+        if self.fused:
+            return F.rms_norm(x, self.weight.shape, self.weight, eps=1e-5)
         wide = x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
 
@@ -240,7 +245,8 @@ def main() -> None:
     process = start()
     if process.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # flash attention, as at the time
-    config = replace(MODELS[args.model], num_layers=args.layers or MODELS[args.model].num_layers)
+    model_config = MODELS[args.model]
+    config = replace(model_config, num_layers=args.layers or model_config.num_layers, fused_norm=args.fused_norm)
     with torch.device("meta"):
         model = Llama(config, checkpointing=args.checkpoint)
     shard(model, device=process.device, param_dtype=getattr(torch, args.param_dtype))
@@ -257,8 +263,9 @@ def main() -> None:
         tokens, targets = tokens.to(process.device), targets.to(process.device)
         optimizer.zero_grad()
         logits = model(tokens, rotation)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        del logits  # or the bf16 logits stay through backward
+        flat = logits.flatten(0, 1)
+        loss = F.cross_entropy(flat if args.low_precision_loss else flat.float(), targets.flatten())
+        del logits, flat  # or the bf16 logits stay through backward
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
@@ -277,6 +284,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--local-batch", type=int, default=2, help="samples a rank and step")
     parser.add_argument("--checkpoint", choices=["none", "full", "layer", "op"], default="none")
+    parser.add_argument("--fused-norm", action="store_true", help="norms are one kernel")
+    parser.add_argument("--low-precision-loss", action="store_true", help="the loss takes the logits as they are")
     parser.add_argument("--param-dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--log-every", type=int, default=1, help="steps between reading losses")
