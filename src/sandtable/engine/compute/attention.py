@@ -65,7 +65,8 @@ class Attention(Family):
         block = min(_BLOCK, max(_SMALLEST_BLOCK, 1 << (num_queries - 1).bit_length()))
         waves = ceil(num_rows * ceil(num_queries / block) / self.device.num_sms)
         pairs = waves * self.device.num_sms * block * (keys + self.device.efficiency.attention.ramp_keys)
-        return pairs * flops_per_pair * 1e9 / (self._rate(signature) * _head_share(head_dim))
+        head_share = 1.0 if kernel_of(signature) == "efficient" else _head_share(head_dim)
+        return pairs * flops_per_pair * 1e9 / (self._rate(signature) * head_share)
 
     def basis(self, signature: Signature) -> Basis:
         """Fits are to a kernel as fast as the memory-efficient one; flash and cuDNN follow published curves."""
@@ -118,5 +119,9 @@ def _query(signature: Signature) -> TensorSpec:
 
 
 def _head_share(head_dim: int) -> float:
-    """Small heads give the matrix units little to do between two exponentials: 1 at 128, 0.9 at 64."""
+    """Small heads give the matrix units little to do between two exponentials: 1 at 128, 0.9 at 64.
+
+    The memory-efficient kernels do not keep the matrix units as busy in the first place, and large heads crowd their
+    registers: they are as fast at 64.
+    """
     return min(1.0, head_dim / (head_dim + _HEAD_RAMP) * (_FULL_HEAD + _HEAD_RAMP) / _FULL_HEAD)
