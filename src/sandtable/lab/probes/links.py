@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 PING_BYTES = (4, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21)
 REDUCE_BYTES = (4, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
-TIMES = 3
+TIMES, TIMES_OF_SMALL, SMALL_BYTES = 3, 15, 1 << 12
 
 
 def main() -> None:
     """Ping every host from the first, then reduce over all."""
     dist.init_process_group("gloo")
     pings = [
-        [peer, size, timed(partial(ping, peer, size)) / 2]
+        [peer, size, timed(partial(ping, peer, size), TIMES_OF_SMALL if size <= SMALL_BYTES else TIMES) / 2]
         for peer in range(1, dist.get_world_size())
         for size in PING_BYTES
     ]
@@ -39,11 +39,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def timed(act: Callable[[], object]) -> float:
+def timed(act: Callable[[], object], times: int = TIMES) -> float:
     """Seconds of one go, the slowest rank's: the median of several, after one that opens the connections."""
     act()
     found = []
-    for _ in range(TIMES):
+    for _ in range(times):
         dist.barrier()
         start = time.perf_counter()
         act()
