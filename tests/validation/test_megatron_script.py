@@ -26,7 +26,7 @@ def losses(num_processes: int, *flags: str) -> tuple[float, ...]:
         [*command, str(SCRIPT), "--dtype", "float32", "--dropout", "0", *flags],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
@@ -38,6 +38,7 @@ def losses(num_processes: int, *flags: str) -> tuple[float, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("num_processes", "flags"),
     [
@@ -55,6 +56,7 @@ def test_a_split_model_learns_what_a_whole_one_does(num_processes: int, flags: t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("flags", [("--layers", "6"), ("--layers", "4", "--short-ends")], ids=["even", "short-ends"])
 @pytest.mark.parametrize("num_micro", ["3", "6"])
 def test_interleaved_stages_learn_what_one_process_does(flags: tuple[str, ...], num_micro: str) -> None:
@@ -64,6 +66,7 @@ def test_interleaved_stages_learn_what_one_process_does(flags: tuple[str, ...], 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_recomputation_draws_the_same_dropout_again() -> None:
     dropout = ("--tp", "2", "--dropout", "0.1")
     assert losses(2, *dropout, "--recompute", "full") == pytest.approx(losses(2, *dropout), rel=1e-5)
