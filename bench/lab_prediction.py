@@ -47,7 +47,7 @@ LABS = {
 }
 METHODS = {
     "ddp": ["gpt_ddp.py", "--size", "2m", "--amp", "none", "--accumulate", "1", "--micro-batch", "4"],
-    "pipeline": ["gpt_pp.py", "--size", "2m", "--batch", "16", "--micro-batch", "4"],
+    "pipeline": ["gpt_pp.py", "--size", "2m", "--batch", "32", "--micro-batch", "8"],
 }
 
 
