@@ -105,8 +105,8 @@ def _properties(found: Mapping[str, Any]) -> dict[str, Any]:
         "architecture": "cpu" if is_cpu else f"sm_{found['capability'][0]}{found['capability'][1]}",
         "capability": found["capability"],
         "num_sms": found["num_sms"],
-        "shared_memory_per_block_optin_bytes": 49152,
-        "shared_memory_per_sm_bytes": 49152,
+        "shared_memory_per_block_optin_bytes": found.get("shared_per_block_bytes", 49152),
+        "shared_memory_per_sm_bytes": found.get("shared_per_sm_bytes", 49152),
         "l2_bytes": found["l2_bytes"],
         **_facts(measured=True),
     }

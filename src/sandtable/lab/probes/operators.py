@@ -112,6 +112,8 @@ def describe(device: torch.device, clock: Clock) -> dict[str, Any]:
             "num_sms": found.multi_processor_count,
             "memory_bytes": found.total_memory,
             "l2_bytes": found.L2_cache_size,
+            "shared_per_block_bytes": getattr(found, "shared_memory_per_block_optin", 49152),
+            "shared_per_sm_bytes": getattr(found, "shared_memory_per_multiprocessor", 49152),
             "threads": 1,
             "share": 1.0,
         }
