@@ -51,7 +51,8 @@ def test_errors_are_of_rows_not_calibrated_on() -> None:
         (row("a", 1.0), 1.1), (row("b", 2.0), 1.0), (row("c", 1.0, use="calibrate"), 9.0), (row("d", 1.0), 1.0)
     )
     assert found.errors_pct == pytest.approx([10.0, 50.0, 0.0])
-    assert (found.mean_abs_pct, found.median_abs_pct) == (pytest.approx(20.0), pytest.approx(10.0))
+    assert found.mean_abs_pct == pytest.approx(20.0)
+    assert found.median_abs_pct == pytest.approx(10.0)
     assert found.max_abs_pct == pytest.approx(50.0)
     assert found.bias_pct == pytest.approx(-40.0 / 3)
     plain = found.to_dict()
@@ -110,7 +111,8 @@ def test_the_pick_is_judged_by_what_was_measured() -> None:
         (row("alone", 1.0, model="z"), 1.0),
     )
     x, y = contests(found, ["model"])
-    assert (x.pick.row.id, x.best.row.id, x.regret_pct) == ("slow", "fast", pytest.approx(50.0))
+    assert (x.pick.row.id, x.best.row.id) == ("slow", "fast")
+    assert x.regret_pct == pytest.approx(50.0)
     assert (y.pick.row.id, y.regret_pct) == ("good", 0.0)
     assert contests(found, []) == []
     plain = Report(scores=(found,), contests={"time": [x, y]}).to_dict()["ranking"]["time"]

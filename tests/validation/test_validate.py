@@ -12,7 +12,6 @@ from sandtable.errors import ValidationSetError
 from sandtable.validation import Choice, load_sets, validate
 from sandtable.validation.captures import Capture
 from sandtable.validation.run import choose
-from sandtable.vgpu import launch
 
 ROOT = Path(__file__).parents[2]
 TINY = """
@@ -123,9 +122,3 @@ def test_a_capture_is_named_after_what_the_script_does(directory: Path, tmp_path
     assert name(before) == name(after)
     file.write_text(file.read_text() + "\nNUMBER = 1\n")
     assert name(before) != name(after)
-
-
-def test_captures_go_through_the_launcher() -> None:
-    from sandtable.validation import captures
-
-    assert captures.launch is launch
