@@ -70,9 +70,10 @@ def test_few_rows_are_calibrated_on() -> None:
 )
 def test_settings_of_a_transformer_fit_its_gpus(row_set) -> None:
     for row in row_set.rows:
-        split = row.settings.get("tp", 1) * row.settings.get("pp", 1)
+        flags = dict(zip(row.args, row.args[1:], strict=False))
+        split = int(flags.get("--tp", 1)) * int(flags.get("--pp", 1))
         assert row.gpus % split == 0, row.id
-        assert row.settings["global_batch"] % (row.gpus // split * row.settings["micro_batch"]) == 0, row.id
+        assert int(flags["--global-batch"]) % (row.gpus // split * int(flags["--micro-batch"])) == 0, row.id
         assert row.settings.get("dp", row.gpus // split) == row.gpus // split, row.id
 
 
