@@ -14,7 +14,8 @@ Point = tuple[float, float, Outcome]
 """Measured and predicted seconds, and the row."""
 
 _SIZE, _MARGIN = 640, 64
-_COLOURS = ("#2f6fb2", "#c4572b", "#3f8f4f", "#8a4fa3", "#b08a1e", "#4a9aa5", "#a33f5f", "#6b7280", "#5b7f2b")
+_GOLDEN_ANGLE = 137.5
+"""Degrees between the hues of two series: no two of many come out alike."""
 _SECONDS = MappingProxyType({"step_s": 1.0, "step_ms": 1e-3})
 _RATES = frozenset({"samples_per_s", "samples_per_gpu_s", "tokens_per_gpu_s"})
 _HEAD = (
@@ -35,7 +36,7 @@ def scatter_svg(report: Report) -> str:
     scale = (_SIZE - 2 * _MARGIN) / max(high - low, 0.5)
     parts = [_frame(low, high, scale)]
     for k, (name, points) in enumerate(series):
-        colour = _COLOURS[k % len(_COLOURS)]
+        colour = f"hsl({(210 + k * _GOLDEN_ANGLE) % 360:.0f} 55% 48%)"
         parts += [_dot(point, colour=colour, low=low, scale=scale) for point in points]
         parts.append(
             f'<circle cx="{_MARGIN + 14}" cy="{_MARGIN + 16 + 18 * k}" r="4" fill="{colour}"/>'
