@@ -6,12 +6,12 @@ under a name made of those, and a change of the cost model costs only the simula
 
 import ast
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache as remember
 from pathlib import Path
 
+from sandtable import native
 from sandtable.cluster import Cluster, load
 from sandtable.trace import Trace
 from sandtable.trace.storage import VERSION
@@ -78,10 +78,8 @@ def _load(name: str, nodes: int) -> Cluster:
 
 
 def cache_directory() -> Path:
-    """$SANDTABLE_CACHE/validation, by default in ~/.cache/sandtable."""
-    root = os.environ.get("SANDTABLE_CACHE")
-    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sandtable"
-    return base / "validation"
+    """Where captures and predictions are kept: beside the built libraries."""
+    return native.cache_directory() / "validation"
 
 
 def _digest(job: Job) -> str:
