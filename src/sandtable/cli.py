@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -129,20 +130,28 @@ def run(
         num_steps=steps,
         max_operators=max_operators,
         ranks=_chosen_ranks(ranks),
-        out=out,
         core_path=str(core_path()),
         command=("sandtable", *sys.argv[1:]),
     )
     asked = Asked(tokens_per_step=tokens_per_step, samples_per_step=samples_per_step, usd_per_gpu_hour=price)
     changes = what_if(slow_node, link_scale, jitter, seed)
+    rehearsal = Rehearsal(cluster=cluster, num_nodes=num_nodes, asked=asked, what_if=changes, chakra=chakra)
     forget_report(out)
     trace = launch(job, view=TerminalView())
+    out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(1) as beside:  # to pack the trace takes as long as to work out what it means
+        saving = beside.submit(trace.save, out)
+        _tell(trace, rehearsal, out, is_whole=job.ranks in ("auto", "all"))
+        saving.result()
+
+
+def _tell(trace: Trace, rehearsal: Rehearsal, out: Path, *, is_whole: bool) -> None:
+    """Print what came of a run, and write its report if there is a step to time."""
     console, captured = Console(), summarise(trace)
-    if job.ranks not in ("auto", "all") or not captured.operators_total:
+    if not is_whole or not captured.operators_total:
         # Nobody can tell when the ranks that were left out come to a meeting, nor how long nothing takes.
         print_summary(captured, console, saved=out / "trace.sandtable")
         return
-    rehearsal = Rehearsal(cluster=cluster, num_nodes=num_nodes, asked=asked, what_if=changes, chakra=chakra)
     try:
         report = report_run(trace, rehearsal, out)
     except SimulationError:

@@ -33,6 +33,9 @@ class Dist:
     exchange: Exchange | None = None
     groups: list[tuple[int, ...]] = field(default_factory=list)
     counts: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    texts: list[str] = field(default_factory=list)
+    num_told_texts: int = 0
+    notes: list[int] = field(default_factory=list)
     work: list[int] = field(default_factory=list)
     num_steps: int = 0
 
@@ -62,26 +65,33 @@ class Dist:
     def gather(self, group: int, payload: bytes | None, *, op: str = "all_gather") -> list[bytes | None]:
         assert self.exchange
         call = self._call(group, op, ("gather", group), num_bytes=-1)
+        self._note(call)
         self.do(1000 + group)
-        return self.exchange.gather(call, payload)
+        return self.exchange.gather(call.to_tuple(), payload)
 
     def all_reduce(self, group: int, num_bytes: int, *, op: str = "all_reduce") -> None:
         """A large one: nothing is exchanged."""
-        assert self.exchange
-        self.exchange.note(self._call(group, op, ("gather", group), num_bytes=num_bytes))
+        self._note(self._call(group, op, ("gather", group), num_bytes=num_bytes))
         self.do(num_bytes)
 
     def send(self, group: int, peer: int, payload: bytes | None) -> None:
         assert self.exchange
         self._meet(group, peer)
-        self.exchange.send(self._call(group, "send", ("send", group, peer), num_bytes=-1, peer=peer), payload)
+        call = self._call(group, "send", ("send", group, peer), num_bytes=-1, peer=peer)
+        self.exchange.send(call.to_tuple(), payload)
         self.do(2000 + group)
 
     def receive(self, group: int, peer: int) -> bytes | None:
         assert self.exchange
         self._meet(group, peer)
         self.do(3000 + group)
-        return self.exchange.receive(self._call(group, "recv", ("recv", group, peer), num_bytes=-1, peer=peer))
+        call = self._call(group, "recv", ("recv", group, peer), num_bytes=-1, peer=peer)
+        return self.exchange.receive(call.to_tuple())
+
+    def take_notes(self) -> tuple[list[str], bytes]:
+        new, self.num_told_texts = self.texts[self.num_told_texts :], len(self.texts)
+        notes, self.notes = self.notes, []
+        return new, np.array(notes, dtype=np.int64).tobytes()
 
     def step(self) -> None:
         assert self.settings
@@ -94,6 +104,15 @@ class Dist:
         if not self.counts["meet", group, peer]:
             self.counts["meet", group, peer] += 1
             self.exchange.announce_peer(group, peer)
+
+    def _note(self, call: Call) -> None:
+        op, dtype, file = (self._number(text) for text in (call.op, call.dtype, call.file))
+        self.notes.extend((call.group, call.seq, op, dtype, call.num_bytes, file, call.line))
+
+    def _number(self, text: str) -> int:
+        if text not in self.texts:
+            self.texts.append(text)
+        return self.texts.index(text)
 
     def _call(self, group: int, op: str, key: tuple[object, ...], *, num_bytes: int, peer: int = -1) -> Call:
         seq = self.counts[key]
@@ -121,6 +140,7 @@ class Capture:
     @classmethod
     def start(cls, settings: RankSettings, exchange: Exchange) -> "Capture":
         dist.settings, dist.exchange = settings, exchange
+        exchange.take_notes = dist.take_notes
         return cls(settings)
 
     def finish(self, stop_reason: str) -> RankRecords:

@@ -66,10 +66,11 @@ def _work_of(view: RankView, known: dict[int, tuple[int, str]]) -> Counter[tuple
     steps, records = view.step_slices(), view.records
     span = steps[-1] if steps else slice(0, len(records))
     operators = records.kind[span] == Kind.OPERATOR
-    pairs = np.stack([records.ref[span][operators], records.phase[span][operators] == Phase.RECOMPUTE], axis=1)
+    refs = records.ref[span][operators].astype(np.int64)
+    codes, counts = np.unique(2 * refs + (records.phase[span][operators] == Phase.RECOMPUTE), return_counts=True)
     found: Counter[tuple[str, bool]] = Counter()
-    rows, counts = np.unique(pairs, axis=0, return_counts=True)
-    for (ref, is_again), count in zip(rows.tolist(), counts.tolist(), strict=True):
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        ref, is_again = divmod(code, 2)
         if ref not in known:
             signature = view.signature(ref)
             known[ref] = flops(signature), _dtype(signature.inputs)

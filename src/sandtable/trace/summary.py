@@ -190,10 +190,11 @@ def _traffic(view: RankView, step: slice) -> tuple[Traffic, ...]:
     """Rows by operator and group, most bytes first."""
     records, calls, names = view.records, view.calls, view.rank_class.records.call_ops
     rows = records.ref[step][records.kind[step] == Kind.COLLECTIVE]
-    keys, inverse = np.unique(np.stack([calls.op[rows], calls.group[rows]], axis=1), axis=0, return_inverse=True)
+    codes = calls.op[rows].astype(np.int64) << 32 | calls.group[rows]
     table = []
-    for k, (op, group) in enumerate(keys.tolist()):
-        chosen = rows[inverse.reshape(-1) == k]
+    for code in np.unique(codes).tolist():
+        op, group = code >> 32, code & 0xFFFFFFFF
+        chosen = rows[codes == code]
         own = view.group(group)
         table.append(
             Traffic(

@@ -73,7 +73,6 @@ class _Wait:
     call: Call
     payload: Payload
     is_gather: bool
-    without_stand_ins: bool = False
     cast: "_Cast | None" = None
     table: list[Payload] = field(default_factory=list)
     """What the first sources of `cast` said, so far."""
@@ -87,6 +86,8 @@ class _Actor:
     posts: dict[tuple[int, int], tuple[Payload, Call]] = field(default_factory=dict)
     sends: dict[tuple[int, int, int, int], tuple[Payload, Call]] = field(default_factory=dict)
     waits: dict[int, _Wait] = field(default_factory=dict)
+    heeds_stand_ins: bool = True
+    """False once it had to wait in vain for one: they do not do what the rank in whose place they speak would."""
     log: CallLog = field(default_factory=CallLog)
     ended: str | None = None
 
@@ -179,7 +180,7 @@ class Broker:
         """Gives up on stand-ins for ranks that wait for nothing else; raises MismatchError if that helps nobody."""
         pending = self._pending()
         for wait in pending:
-            wait.without_stand_ins = True
+            self._actors[wait.rank].heeds_stand_ins = False
         self._retry(pending)
         if not self._replies:
             raise self.find_mismatch() or deadlock([self._describe(wait) for wait in self._pending()])
@@ -249,7 +250,7 @@ class Broker:
 
     def _posting(self, wait: _Wait, source: _Source) -> tuple[Payload] | str | None:
         """What `source` put in; None if that has yet to come; a reason to stop if it never will."""
-        if source.rank == wait.rank:
+        if source.rank == wait.rank or not (source.is_member or self._actors[wait.rank].heeds_stand_ins):
             return (wait.payload,)
         actor = self._actors[source.rank]
         place = self._book.place(source.rank, wait.entry) if source.is_member else source.place
@@ -259,7 +260,7 @@ class Broker:
         if posted is not None:
             is_fit = source.is_member or agrees(posted[1], wait.call)
             return (posted[0] if is_fit else wait.payload,)
-        if not source.is_member and (actor.ended is not None or wait.without_stand_ins):
+        if not source.is_member and actor.ended is not None:
             return (wait.payload,)
         key = (source.rank,) if place is None else (source.rank, place, wait.call.seq)
         return self._missing(wait, actor, key)
@@ -267,7 +268,7 @@ class Broker:
     def _answer_receive(self, wait: _Wait) -> tuple[object, ...] | None:
         call, peer = wait.call, wait.call.peer
         speaker, key = self._sender(wait)
-        if key is None and speaker != peer:
+        if speaker != peer and (key is None or not self._actors[wait.rank].heeds_stand_ins):
             return wait.ticket, "receive", None
         actor = self._actors[speaker]
         sent = None if key is None else actor.sends.get(key)
@@ -276,7 +277,7 @@ class Broker:
             if speaker == peer and not agrees(_sized(other), _sized(call)):
                 raise mismatch(group_name(self._book, wait.entry), (peer, other), (wait.rank, call))
             return wait.ticket, "receive", payload
-        if speaker != peer and (actor.ended is not None or wait.without_stand_ins):
+        if speaker != peer and actor.ended is not None:
             return wait.ticket, "receive", None
         found = self._missing(wait, actor, (speaker,) if key is None else (speaker, *key))
         return None if found is None else (wait.ticket, "stop", found)

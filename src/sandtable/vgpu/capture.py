@@ -19,7 +19,7 @@ from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.exchange import Exchange
 from sandtable.vgpu.face import device as face_device
-from sandtable.vgpu.process_groups import GroupAnnouncer, Wire
+from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.steps import StepCounter
 from sandtable.vgpu.stop import StopCapture
@@ -67,7 +67,8 @@ class Capture:
         core.set_library_prefixes(_library_prefixes())
         face_device.describe(device, count=settings.gpus_per_node)
         _forget_zygote()
-        core.set_wire(Wire(exchange))
+        core.set_wire(exchange)
+        exchange.take_notes = core.take_notes
         groups = GroupAnnouncer(core, exchange, rank=settings.rank, world_size=settings.world_size)
         groups.install()
         steps = StepCounter(core, wanted=settings.num_steps)

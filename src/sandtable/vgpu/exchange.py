@@ -9,16 +9,22 @@ import os
 import socket
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sandtable.vgpu.stop import StopCapture
+from sandtable.vgpu.turns import Turn
 from sandtable.vgpu.wire import Frames, pack
 
-__all__ = ["Call", "Exchange"]
+__all__ = ["Call", "CallTuple", "Exchange", "Notes"]
 
-_NOTES_AT_ONCE = 4096
+CallTuple = tuple[int, int, str, str, int, str, int, int, int]
+"""A call as it crosses languages and processes: the fields of `Call`, in their order."""
+
+Notes = tuple[Sequence[str], bytes]
+"""Collectives a rank made: texts not told before, and rows of 7 int64 (see `CallLog.rows`) that number them."""
+
 _RECEIVE_BYTES = 1 << 18
 
 
@@ -41,7 +47,7 @@ class Call:
     peer: int = -1
     tag: int = 0
 
-    def to_tuple(self) -> tuple[int, int, str, str, int, str, int, int, int]:
+    def to_tuple(self) -> CallTuple:
         return (
             self.group,
             self.seq,
@@ -55,7 +61,7 @@ class Call:
         )
 
     @classmethod
-    def of_tuple(cls, values: tuple[int, int, str, str, int, str, int, int, int]) -> "Call":
+    def of_tuple(cls, values: CallTuple) -> "Call":
         group, seq, op, dtype, num_bytes, file, line, peer, tag = values
         return cls(
             group=group,
@@ -71,19 +77,23 @@ class Call:
 
 
 class Exchange:
-    """One rank's end of the channel to the launcher."""
+    """One rank's end of the channel to the launcher.
 
-    def __init__(self, channel: socket.socket, rank: int) -> None:
+    Calls come as tuples, for most come from the core. All collectives of the rank, those that exchange nothing here
+    too, are told in passing, so that mismatches are found: `take_notes` gives those made since it was asked last.
+    """
+
+    def __init__(self, channel: socket.socket, rank: int, turn: Turn) -> None:
+        self.take_notes: Callable[[], Notes] = _no_notes
         self._channel = channel
+        self._turn = turn
         self._rank = rank
-        self._process = os.getpid()
+        self._is_forked = False
+        os.register_at_fork(after_in_child=self._mark_forked)
         self._sizes: list[int] = []
         self._names: list[str] = []
         self._group_sizes = array("i")
         self._group_ranks = array("i")
-        self._texts: dict[str, int] = {}
-        self._new_texts: list[str] = []
-        self._notes = array("q")
         self._sending = threading.RLock()
         self._news = threading.Condition()
         self._frames = Frames()
@@ -105,31 +115,22 @@ class Exchange:
         """Point-to-point traffic with global rank `peer` begins, of any size."""
         self._post(("peer", group, peer))
 
-    def note(self, call: Call) -> None:
-        """A collective that exchanges nothing here, for its tensors are large: it is kept to find mismatches."""
-        with self._sending:
-            op, dtype, file = self._text(call.op), self._text(call.dtype), self._text(call.file)
-            self._notes.extend((call.group, call.seq, op, dtype, call.num_bytes, file, call.line))
-            if len(self._notes) >= 7 * _NOTES_AT_ONCE:
-                self._post_notes()
-
-    def gather(self, call: Call, payload: bytes | None) -> list[bytes | None]:
+    def gather(self, call: CallTuple, payload: bytes | None) -> list[bytes | None]:
         """What each member of the group put in, in group order. Nothing is awaited if `payload` is unknown (None)."""
-        self.note(call)
         if payload is None:
-            self._post(("gather", 0, call.to_tuple(), None))
-            return [None] * self._sizes[call.group]
-        _, _, table, index = self._ask("gather", call.to_tuple(), payload)
+            self._post(("gather", 0, call, None))
+            return [None] * self._sizes[call[0]]
+        _, _, table, index = self._ask("gather", call, payload)
         return [table[k] for k in array("i", index)]
 
-    def send(self, call: Call, payload: bytes | None) -> None:
-        """Puts a payload on its way to `call.peer`."""
-        self._post(("send", call.to_tuple(), payload))
+    def send(self, call: CallTuple, payload: bytes | None) -> None:
+        """Puts a payload on its way to the call's peer."""
+        self._post(("send", call, payload))
 
-    def receive(self, call: Call) -> bytes | None:
-        """What `call.peer` sent; None if it is not known."""
+    def receive(self, call: CallTuple) -> bytes | None:
+        """What the call's peer sent; None if it is not known."""
         payload: bytes | None
-        _, _, payload = self._ask("receive", call.to_tuple())
+        _, _, payload = self._ask("receive", call)
         return payload
 
     def report(self, *message: Any) -> None:
@@ -147,7 +148,7 @@ class Exchange:
         return answer
 
     def _post(self, message: tuple[Any, ...]) -> None:
-        if os.getpid() != self._process:
+        if self._is_forked:
             raise RuntimeError(
                 f"collectives must be called by the rank's own process, but process {os.getpid()} was forked from it; "
                 "call them in the main process, not in a worker"
@@ -157,24 +158,14 @@ class Exchange:
             if self._names:
                 data += pack(("groups", tuple(self._names), self._group_sizes.tobytes(), self._group_ranks.tobytes()))
                 self._names, self._group_sizes, self._group_ranks = [], array("i"), array("i")
-            if message[0] != "send" and self._notes:
-                data += self._packed_notes()
+            if message[0] != "send":
+                texts, rows = self.take_notes()
+                if rows:
+                    data += pack(("notes", tuple(texts), rows))
             self._channel.sendall(data + pack(message))
 
-    def _post_notes(self) -> None:
-        self._channel.sendall(self._packed_notes())
-
-    def _packed_notes(self) -> bytes:
-        message = ("notes", tuple(self._new_texts), self._notes.tobytes())
-        self._new_texts, self._notes = [], array("q")
-        return pack(message)
-
-    def _text(self, text: str) -> int:
-        number = self._texts.get(text)
-        if number is None:
-            number = self._texts[text] = len(self._texts)
-            self._new_texts.append(text)
-        return number
+    def _mark_forked(self) -> None:
+        self._is_forked = True
 
     def _wait(self, ticket: int) -> tuple[Any, ...]:
         """One of the waiting threads reads for all of them; the others are woken when their answer has come."""
@@ -187,6 +178,7 @@ class Exchange:
                 self._is_reading = True
             answers: list[tuple[Any, ...]] = []
             try:
+                self._turn.wait_for(self._channel)
                 data = self._channel.recv(_RECEIVE_BYTES)
                 if not data:
                     raise StopCapture("launcher ended")
@@ -196,3 +188,7 @@ class Exchange:
                     self._answers.update((answer[0], answer) for answer in answers)
                     self._is_reading = False
                     self._news.notify_all()
+
+
+def _no_notes() -> Notes:
+    return (), b""

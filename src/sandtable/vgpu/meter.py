@@ -14,7 +14,7 @@ from sandtable.vgpu.processes import private_bytes, resident_bytes
 __all__ = ["Meter"]
 
 _INTERVAL_SECONDS = 1.0
-_MAX_SHARE = 1 / 30
+_MAX_SHARE = 1 / 100
 """Of the launcher's time."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandtable.errors import LaunchError
 from sandtable.vgpu.rank import Task
+from sandtable.vgpu.turns import Turns
 from sandtable.vgpu.wire import MAX_MESSAGE_BYTES
 
 __all__ = ["Nursery"]
@@ -25,11 +26,16 @@ class Nursery:
     def __init__(self, runtime: str, core_path: str) -> None:
         self.core_seconds = 0.0
         self._is_ready = False
+        self.turns = Turns()
         self.control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sandtable.vgpu.zygote", str(far_end.fileno()), runtime, core_path],
-                pass_fds=[far_end.fileno()],
+                [
+                    *(sys.executable, "-m", "sandtable.vgpu.zygote"),
+                    *map(str, (far_end.fileno(), *self.turns.ends)),
+                    *(runtime, core_path),
+                ],
+                pass_fds=[far_end.fileno(), *self.turns.ends],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"} | os.environ,
@@ -72,6 +78,7 @@ class Nursery:
         self.control.close()
         if self._process.returncode is not None:
             return
+        self.turns.close()
         if not self._is_ready:
             self._process.kill()
         give_up = time.monotonic() + _PATIENCE_SECONDS

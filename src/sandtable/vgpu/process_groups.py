@@ -1,4 +1,4 @@
-"""Process groups: those of a rank, announced as the script makes them, and the wire between ranks.
+"""Process groups: those of a rank, announced as the script makes them.
 
 torch's own ``new_group``, ``split_group`` and ``init_process_group`` run as they are; they are only told which of our
 process groups they are about to make.
@@ -12,39 +12,17 @@ from types import ModuleType
 from typing import Any
 
 from sandtable.trace import Group
-from sandtable.vgpu.exchange import Call, Exchange
+from sandtable.vgpu.exchange import Exchange
 
-__all__ = ["GroupAnnouncer", "Wire"]
+__all__ = ["GroupAnnouncer"]
 
 _STORE_PATIENCE = timedelta(seconds=5)
 """How long a rank waits for a key that only another rank could set: the rendezvous store holds its own keys only."""
-
-_Key = tuple[int, int, str, str, int, str, int, int, int]
 
 
 def _store_of(arguments: Sequence[Any]) -> Any:
     """The store among the arguments of torch's own maker of groups."""
     return next(each for each in arguments if hasattr(each, "set_timeout"))
-
-
-class Wire:
-    """What the core calls to exchange values: its tuples become the exchange's calls."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self.announce_peer = exchange.announce_peer
-
-    def gather(self, key: _Key, payload: bytes | None) -> list[bytes | None]:
-        return self._exchange.gather(Call.of_tuple(key), payload)
-
-    def send(self, key: _Key, payload: bytes | None) -> None:
-        self._exchange.send(Call.of_tuple(key), payload)
-
-    def receive(self, key: _Key) -> bytes | None:
-        return self._exchange.receive(Call.of_tuple(key))
-
-    def note(self, key: _Key) -> None:
-        self._exchange.note(Call.of_tuple(key))
 
 
 class GroupAnnouncer:

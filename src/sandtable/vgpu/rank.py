@@ -21,6 +21,7 @@ from sandtable.vgpu.exchange import Exchange
 from sandtable.vgpu.processes import private_bytes
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.stop import SCRIPT_ENDED, StopCapture
+from sandtable.vgpu.turns import Turn
 
 __all__ = ["RunningCapture", "Runtime", "Task", "run_rank"]
 
@@ -56,10 +57,11 @@ class Task:
     records_path: str
 
 
-def run_rank(task: Task, runtime: Runtime, channel: socket.socket) -> NoReturn:
-    """Runs the script as `python script.py` would, and leaves the process."""
+def run_rank(task: Task, runtime: Runtime, channel: socket.socket, turn: Turn) -> NoReturn:
+    """Runs the script as `python script.py` would, when it is its turn, and leaves the process."""
     code = 1
-    exchange = Exchange(channel, task.settings.rank)
+    exchange = Exchange(channel, task.settings.rank, turn)
+    turn.begin()
     try:
         _dress(task)
         code = _capture(task, runtime, exchange)
@@ -67,6 +69,7 @@ def run_rank(task: Task, runtime: Runtime, channel: socket.socket) -> NoReturn:
         exchange.report("failed", 1, "".join(traceback.format_exception(error)))
     finally:
         _flush()
+        turn.end()
         os._exit(code)
 
 

@@ -53,6 +53,7 @@ class Session:
         self.outcomes: dict[int, Outcome] = {}
         self._job = job
         self._nursery = nursery
+        nursery.turns.start_again()
         self._view = view
         self._task = task
         self._live: dict[int, Child] = {}
@@ -165,6 +166,7 @@ class Session:
             else:
                 self._check_for_deadlock()
             self.meter.look(self._live.values())
+            self._nursery.turns.look(self._live.values())
 
     def _reader(self, child: Child, pipe: int) -> Callable[[], None]:
         def read() -> None:

@@ -5,7 +5,7 @@ The launcher asks for a rank with one message that carries the rank's channel an
 tells when the rank has ended. It lives as long as the launcher: when their socket closes, by whatever death, all ranks
 are ended, with whatever processes they started.
 
-    python -m sandtable.vgpu.zygote <descriptor of the socket> <runtime module> <path of the core>
+    python -m sandtable.vgpu.zygote <socket> <pipe of turns: its two ends> <runtime module> <path of the core>
 """
 
 import gc
@@ -24,6 +24,7 @@ from typing import NoReturn
 from sandtable.errors import SandtableError
 from sandtable.vgpu.processes import adopt_orphans, die_with_parent, kill_group
 from sandtable.vgpu.rank import Runtime, Task, as_runtime, run_rank
+from sandtable.vgpu.turns import Turn
 from sandtable.vgpu.wire import MAX_MESSAGE_BYTES
 
 __all__ = ["Zygote", "main"]
@@ -32,8 +33,9 @@ __all__ = ["Zygote", "main"]
 class Zygote:
     """The fork server. Messages to it: a task to start, or "kill"; from it: what became of every rank."""
 
-    def __init__(self, control: socket.socket, runtime: Runtime) -> None:
+    def __init__(self, control: socket.socket, turn: Turn, runtime: Runtime) -> None:
         self._control = control
+        self._turn_of_rank = turn
         self._runtime = runtime
         self._process = os.getpid()
         self._ranks: dict[int, int] = {}
@@ -87,7 +89,7 @@ class Zygote:
             die_with_parent()
             if os.getppid() == self._process:
                 self._let_go(descriptors)
-                run_rank(task, self._runtime, socket.socket(fileno=descriptors[0]))
+                run_rank(task, self._runtime, socket.socket(fileno=descriptors[0]), self._turn_of_rank)
         finally:
             os._exit(1)
 
@@ -143,8 +145,9 @@ class Zygote:
 
 def main(arguments: list[str]) -> int:
     """Loads the runtime, then serves."""
-    number, runtime_name, core_path = arguments
-    control = socket.socket(fileno=int(number))
+    *descriptors, runtime_name, core_path = arguments
+    number, take, give = map(int, descriptors)
+    control = socket.socket(fileno=number)
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -162,7 +165,7 @@ def main(arguments: list[str]) -> int:
     gc.freeze()
     gc.disable()
     control.send(pickle.dumps(("ready",)))
-    Zygote(control, runtime).serve()
+    Zygote(control, Turn(take, give), runtime).serve()
     return 0
 
 

@@ -222,14 +222,15 @@ void set_wire(const py::object& exchange) {
     py::gil_scoped_acquire gil;
     return from_bytes(target->attr("receive")(key_tuple(key)));
   };
-  wire().note = [target](const CallKey& key) {
-    py::gil_scoped_acquire gil;
-    target->attr("note")(key_tuple(key));
-  };
   wire().announce_peer = [target](int group, int peer) {
     py::gil_scoped_acquire gil;
     target->attr("announce_peer")(group, peer);
   };
+}
+
+py::tuple notes_as_bytes() {
+  auto [texts, rows] = take_notes();
+  return py::make_tuple(texts, py::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(int64_t)));
 }
 
 void resize_storage(const py::object& storage, size_t num_bytes) {
@@ -369,6 +370,7 @@ PYBIND11_MODULE(sandtable_core, m) {
     (*shape_functions)[py::str(name)] = function;
   });
   m.def("set_wire", &set_wire);
+  m.def("take_notes", &notes_as_bytes);
   m.def("begin_group", &begin_group);
   m.def("bind_groups", [m]() mutable { bind_groups(m); });
 }

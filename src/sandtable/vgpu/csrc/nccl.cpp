@@ -12,6 +12,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <unordered_map>
 
 #include "device.h"
 #include "recorder.h"
@@ -252,6 +253,32 @@ CallTable& call_table() {
   return *table;
 }
 
+std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes() {
+  static size_t num_taken = 0;
+  static std::unordered_map<std::string, int64_t> numbers;
+  std::vector<std::string> texts;
+  std::vector<int64_t> rows;
+  auto number = [&](const std::string& text) {
+    auto [found, is_new] = numbers.emplace(text, static_cast<int64_t>(numbers.size()));
+    if (is_new)
+      texts.push_back(text);
+    return found->second;
+  };
+  std::lock_guard<std::mutex> lock(table_mutex);
+  const CallTable& table = call_table();
+  const std::vector<Line>& lines = known_lines();
+  for (; num_taken < table.op.size(); ++num_taken) {
+    size_t i = num_taken;
+    if (table.agreed_bytes[i] == kPointToPoint)
+      continue;
+    const Line& line = lines[table.line[i] < lines.size() ? table.line[i] : 0];
+    rows.insert(
+        rows.end(), {table.group[i], table.seq[i], number(table.ops[table.op[i]]), number(table.dtypes[table.dtype[i]]),
+                     table.agreed_bytes[i], number(line.file), line.line});
+  }
+  return {std::move(texts), std::move(rows)};
+}
+
 Wire& wire() {
   static auto* wires = new Wire();
   return *wires;
@@ -397,7 +424,7 @@ VirtualGroup::Issued VirtualGroup::record(const Call& call) {
   }
   bool point_to_point = call.peer >= 0;
   CallKey& key = issued.key;
-  key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : "", call.agreed_bytes(), place.line, -1,
+  key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(), place.line, -1,
          call.tag};
   if (point_to_point)
     key.peer = ranks_.empty() ? call.peer : static_cast<int>(ranks_[call.peer]);
@@ -410,6 +437,7 @@ VirtualGroup::Issued VirtualGroup::record(const Call& call) {
   table.seq.push_back(key.seq);
   table.dtype.push_back(intern(table.dtypes, key.dtype));
   table.bytes_in.push_back(bytes_of(call.inputs));
+  table.agreed_bytes.push_back(point_to_point ? kPointToPoint : key.num_bytes);
   table.bytes_out.push_back(bytes_of(call.outputs));
   table.peer.push_back(point_to_point ? (call.peer - getRank() + getSize()) % getSize() : call.root);
   table.stream.push_back(stream_id);
@@ -458,8 +486,6 @@ void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
     for (size_t i = 0; i < payloads.size(); ++i)
       complete &= payloads[i].has_value() || (!all_count && static_cast<int>(i) != call.root);
     complete &= static_cast<int>(payloads.size()) == getSize();
-  } else if (wire().note) {
-    wire().note(issued.key);
   }
   if (complete)
     distribute(call, payloads);

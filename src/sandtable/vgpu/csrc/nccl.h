@@ -15,12 +15,18 @@ struct CallTable {
   std::vector<uint16_t> op, group, dtype, stream;
   std::vector<uint32_t> seq, line, batch, splits;
   std::vector<int64_t> bytes_in, bytes_out;
+  std::vector<int64_t> agreed_bytes; // not a column of the trace: what every member must say, see kPointToPoint
   std::vector<int32_t> peer;
   std::vector<uint8_t> is_async, reduce;
   std::vector<std::string> ops, dtypes;
   std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
 };
 CallTable& call_table();
+constexpr int64_t kPointToPoint = -2; // in the place of agreed bytes: no call that all members of a group make
+
+// The collectives written down since the last time, so that ranks can be held against each other: texts not told
+// before, and rows of group, seq, op, dtype, agreed bytes, file and line (texts by number). The caller holds the GIL.
+std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes();
 
 struct CallKey {
   int group;
@@ -39,7 +45,6 @@ struct Wire {
   std::function<std::vector<Payload>(const CallKey&, const Payload&)> gather;
   std::function<void(const CallKey&, const Payload&)> send;
   std::function<Payload(const CallKey&)> receive;
-  std::function<void(const CallKey&)> note; // a call too large to exchange values, noted so that it can be matched
   std::function<void(int group, int peer)> announce_peer;
 };
 Wire& wire();

@@ -335,6 +335,7 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   if (answer_by_value(op, info, inputs, stack))
     return;
   const Plan& plan = plan_for(op, info, *stack);
+  OneOperator same_place;
 
   for (const Resize& resize : plan.resizes)
     resize_in_place((*stack)[stack->size() - info.num_arguments + resize.argument].toTensor(), resize.geometry);

@@ -31,6 +31,7 @@ std::unordered_map<PyCodeObject*, Code> codes; // guarded by the GIL
 std::vector<uint32_t> line_of_sequence;
 std::mutex sequence_mutex;
 thread_local int recomputing_functions = 0;
+thread_local OneOperator* operator_under_way = nullptr;
 
 std::string attribute(PyObject* object, const char* name) {
   PyObject* value = PyObject_GetAttrString(object, name);
@@ -96,9 +97,7 @@ uint32_t python_line() {
   return line;
 }
 
-} // namespace
-
-Place current_place() {
+Place find_place() {
   bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   uint32_t line = python_line();
   if (in_backward) {
@@ -118,6 +117,24 @@ Place current_place() {
     line_of_sequence[next - 1] = line;
   }
   return {Recorder::get().in_optimizer() ? Phase::kOptimizer : Phase::kForward, line};
+}
+
+} // namespace
+
+OneOperator::OneOperator() : outer_(operator_under_way) {
+  operator_under_way = this;
+}
+
+OneOperator::~OneOperator() {
+  operator_under_way = outer_;
+}
+
+Place current_place() {
+  if (operator_under_way == nullptr)
+    return find_place();
+  if (!operator_under_way->place_)
+    operator_under_way->place_ = find_place();
+  return *operator_under_way->place_;
 }
 
 bool begin_function() {

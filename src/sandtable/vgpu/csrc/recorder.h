@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,19 @@ struct Place {
   uint32_t line;
 };
 Place current_place();
+// While one lives on this thread, all that is recorded belongs to one operator: its place is looked up once, if at all.
+class OneOperator {
+ public:
+  OneOperator();
+  ~OneOperator();
+  OneOperator(const OneOperator&) = delete;
+  OneOperator& operator=(const OneOperator&) = delete;
+
+ private:
+  friend Place current_place();
+  OneOperator* outer_;
+  std::optional<Place> place_;
+};
 // An autograd function's forward begins: whether it is part of a forward pass done again; then `end_function` follows.
 bool begin_function();
 void end_function();

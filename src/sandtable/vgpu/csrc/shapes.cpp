@@ -474,7 +474,8 @@ uint32_t signature_of(const std::string& name, at::ArrayRef<at::Tensor> inputs, 
   return found->second;
 }
 
-std::string dtype_name(at::ScalarType dtype) {
+namespace {
+std::string python_name(at::ScalarType dtype) {
   static const std::unordered_map<std::string, std::string> python_names{
       {"Float", "float32"}, {"Double", "float64"}, {"Half", "float16"}, {"BFloat16", "bfloat16"}, {"Int", "int32"},
       {"Long", "int64"}, {"Short", "int16"}, {"Char", "int8"}, {"Byte", "uint8"}, {"Bool", "bool"},
@@ -488,6 +489,17 @@ std::string dtype_name(at::ScalarType dtype) {
   for (char& letter : name)
     letter = static_cast<char>(std::tolower(letter));
   return name;
+}
+} // namespace
+
+const std::string& dtype_name(at::ScalarType dtype) {
+  static const auto* names = [] {
+    auto* all = new std::vector<std::string>();
+    for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i)
+      all->push_back(python_name(static_cast<at::ScalarType>(i)));
+    return all;
+  }();
+  return (*names)[static_cast<size_t>(dtype)];
 }
 
 int64_t num_inferences() {

@@ -71,7 +71,7 @@ const Plan& plan_for(const c10::OperatorHandle& op, const OperatorInfo& info, co
 // A signature for work that has no schema of its own to infer (copies between host and card).
 uint32_t signature_of(const std::string& name, at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
 int64_t num_inferences();
-std::string dtype_name(at::ScalarType dtype); // as Python names it: float32, bfloat16, ...
+const std::string& dtype_name(at::ScalarType dtype); // as Python names it: float32, bfloat16, ...
 
 // Calls a shape function registered in Python for an operator that has no Meta kernel; false: there is none.
 using ShapeFunction = bool (*)(const std::string& name, torch::jit::Stack& stack, const c10::OperatorHandle& op);

@@ -47,8 +47,13 @@ class _Cards:
 
     def __init__(self) -> None:
         self.properties: list[CudaDeviceProperties] = []
-        self.init_pid = 0
+        self.is_initialised = False
+        self.in_bad_fork = False
+        os.register_at_fork(after_in_child=self._mark_fork)
         self.sync_debug_mode = 0
+
+    def _mark_fork(self) -> None:
+        self.in_bad_fork = self.in_bad_fork or self.is_initialised
 
 
 _cards = _Cards()
@@ -79,7 +84,7 @@ def describe(device: Device, *, count: int) -> None:
 
 def forget_init() -> None:
     """CUDA was not initialised in this process."""
-    _cards.init_pid = 0
+    _cards.is_initialised = _cards.in_bad_fork = False
 
 
 def _initialise() -> None:
@@ -95,7 +100,7 @@ def names(core: ModuleType) -> dict[str, Any]:
     def init() -> None:
         import torch
 
-        _cards.init_pid = os.getpid()
+        _cards.is_initialised = True
         core.register_fork_handler()
         count = core.device_count()
         torch.cuda.default_generators = tuple(core.default_generator(index) for index in range(count))
@@ -121,7 +126,7 @@ def names(core: ModuleType) -> dict[str, Any]:
         return " ".join(sorted(known, key=lambda flag: int(flag[3:])))
 
     def in_bad_fork() -> bool:
-        return _cards.init_pid not in (0, os.getpid())
+        return _cards.in_bad_fork
 
     def set_sync_debug_mode(mode: int) -> None:
         _cards.sync_debug_mode = mode
