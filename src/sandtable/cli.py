@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from sandtable import cli_lab, cli_report, cli_validate
+from sandtable import __version__, cli_lab, cli_report, cli_validate
 from sandtable import cluster as clusters
 from sandtable.cli_options import (
     Jitter,
@@ -43,6 +43,22 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Rehearse a distributed training run on virtual GPUs before you pay for it.",
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"sandtable {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """What concerns no command in particular."""
+
 
 cluster_app = typer.Typer(no_args_is_help=True, help="What exists: list the catalogue, or show one cluster.")
 app.add_typer(cluster_app, name="cluster")

@@ -130,7 +130,7 @@ def _amounts(parts: Parts) -> list[tuple[str, float]]:
 def _facts(run: RunSummary) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=9)
-    table.add_column(overflow="ellipsis", no_wrap=True)
+    table.add_column()
     table.add_row("", "")
     fullest = sorted(run.memory, key=lambda row: -row.use.peak_reserved_bytes)
     for index, row in enumerate(fullest[:_MAX_CLASSES]):
@@ -174,7 +174,9 @@ def _memory_line(row: ClassMemory) -> str:
 
 def _cost_line(run: RunSummary) -> str:
     cost = run.cost
-    words = f"{cost.gpu_hours_per_1000_steps:,.4g} GPU-hours for 1000 steps"
+    hours = cost.gpu_hours_per_1000_steps
+    words = f"{hours:,.0f}" if hours >= 1000 else f"{hours:,.4g}"
+    words += " GPU-hours for 1000 steps"
     if cost.usd_per_1000_steps is not None:
         words += f", ${cost.usd_per_1000_steps:,.2f} at ${cost.usd_per_gpu_hour:,.2f} a GPU-hour"
     return words
