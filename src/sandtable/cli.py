@@ -163,15 +163,15 @@ def run(
 
 def _tell(trace: Trace, rehearsal: Rehearsal, out: Path, *, is_whole: bool) -> None:
     """Print what came of a run, and write its report if there is a step to time."""
-    console, captured = Console(), summarise(trace)
-    if not is_whole or not captured.operators_total:
+    console = Console()
+    if not (is_whole and len(trace.signatures)):
         # Nobody can tell when the ranks that were left out come to a meeting, nor how long nothing takes.
-        print_summary(captured, console, saved=out / "trace.sandtable")
+        print_summary(summarise(trace), console, saved=out / "trace.sandtable")
         return
     try:
         report = report_run(trace, rehearsal, out)
     except SimulationError:
-        print_summary(captured, console, saved=out / "trace.sandtable")
+        print_summary(summarise(trace), console, saved=out / "trace.sandtable")
         raise
     print_outcome(report.summary, console, files=report.files)
 
