@@ -118,10 +118,14 @@ class Exchange:
     def gather(self, call: CallTuple, payload: bytes | None) -> list[bytes | None]:
         """What each member of the group put in, in group order. Nothing is awaited if `payload` is unknown (None)."""
         if payload is None:
-            self._post(("gather", 0, call, None))
+            self.post(call, None)
             return [None] * self._sizes[call[0]]
         _, _, table, index = self._ask("gather", call, payload)
         return [table[k] for k in array("i", index)]
+
+    def post(self, call: CallTuple, payload: bytes | None) -> None:
+        """Puts in what a member has to give that needs nothing from the others: the root of a broadcast."""
+        self._post(("gather", 0, call, payload))
 
     def send(self, call: CallTuple, payload: bytes | None) -> None:
         """Puts a payload on its way to the call's peer."""

@@ -214,6 +214,10 @@ void set_wire(const py::object& exchange) {
       payloads.push_back(from_bytes(reply));
     return payloads;
   };
+  wire().post = [target](const CallKey& key, const Payload& payload) {
+    py::gil_scoped_acquire gil;
+    target->attr("post")(key_tuple(key), to_bytes(payload));
+  };
   wire().send = [target](const CallKey& key, const Payload& payload) {
     py::gil_scoped_acquire gil;
     target->attr("send")(key_tuple(key), to_bytes(payload));

@@ -478,18 +478,27 @@ std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, const I
 void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
   std::vector<Payload> payloads;
   bool complete = issued.exchanges;
-  if (issued.exchanges) {
+  bool is_root = getRank() == call.root;
+  bool gives = call.op == "broadcast" && is_root;
+  bool only_root_gets = call.op == "gather" || call.op == "reduce";
+  const Tensors& sent = call.sent.empty() ? call.inputs : call.sent;
+  if (issued.exchanges && (gives || (only_root_gets && !is_root))) {
+    Payload mine = pack(sent);
+    complete = mine.has_value();
+    wire().post(issued.key, mine);
+    if (complete)
+      return;
+  } else if (issued.exchanges) {
     // Of a broadcast or a scatter only the root's value counts.
     bool all_count = call.op != "broadcast" && call.op != "scatter";
-    const Tensors& sent = call.sent.empty() ? call.inputs : call.sent;
-    payloads = wire().gather(issued.key, all_count || getRank() == call.root ? pack(sent) : Payload(std::string()));
+    payloads = wire().gather(issued.key, all_count || is_root ? pack(sent) : Payload(std::string()));
     for (size_t i = 0; i < payloads.size(); ++i)
       complete &= payloads[i].has_value() || (!all_count && static_cast<int>(i) != call.root);
     complete &= static_cast<int>(payloads.size()) == getSize();
   }
   if (complete)
     distribute(call, payloads);
-  else if (!(call.op == "broadcast" && getRank() == call.root))
+  else if (!gives)
     for (const auto& output : call.outputs)
       assign(output, std::nullopt);
 }

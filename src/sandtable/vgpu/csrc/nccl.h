@@ -43,6 +43,7 @@ struct CallKey {
 using Payload = std::optional<std::string>;
 struct Wire {
   std::function<std::vector<Payload>(const CallKey&, const Payload&)> gather;
+  std::function<void(const CallKey&, const Payload&)> post; // as gather, by a member that needs nobody's value
   std::function<void(const CallKey&, const Payload&)> send;
   std::function<Payload(const CallKey&)> receive;
   std::function<void(int group, int peer)> announce_peer;
