@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.vgpu.test_launcher import ROOT, job
 
 from sandtable.vgpu.launcher import launch
+from sandtable.vgpu.processes import cpu_ticks
 from sandtable.vgpu.turns import Turn, Turns
 
 BUSY = """
@@ -98,3 +101,24 @@ def test_idle_cores_add_a_turn(monkeypatch):
     monkeypatch.undo()
     assert os.read(take, 4096) == b"."
     turns.close()
+
+
+def test_a_rank_that_wants_a_core_and_does_not_get_it_is_not_idle():
+    turns = Turns()
+    take, _ = turns.ends
+    os.read(take, 4096)
+    busy = os.fork()
+    if busy == 0:
+        while True:
+            pass
+    try:
+        turns._next_look = 0.0
+        turns._ticks = cpu_ticks(busy)
+        turns.look([SimpleNamespace(process=busy)])
+        os.set_blocking(take, False)
+        with pytest.raises(BlockingIOError):
+            os.read(take, 1)
+    finally:
+        os.kill(busy, signal.SIGKILL)
+        os.waitpid(busy, 0)
+        turns.close()

@@ -4,7 +4,15 @@ import ctypes
 import os
 import signal
 
-__all__ = ["adopt_orphans", "cpu_ticks", "die_with_parent", "kill_group", "private_bytes", "resident_bytes"]
+__all__ = [
+    "adopt_orphans",
+    "cpu_ticks",
+    "die_with_parent",
+    "kill_group",
+    "private_bytes",
+    "resident_bytes",
+    "wants_core",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -41,12 +49,22 @@ def resident_bytes(process: int | str) -> int:
 
 def cpu_ticks(process: int) -> int:
     """Processor time used so far by all threads, in the kernel's ticks. 0 if the process is gone."""
+    fields = _stat(process)
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def wants_core(process: int) -> bool:
+    """Whether its main thread computes, or would if it were given a core, or reads a file."""
+    return _stat(process)[:1] in ([b"R"], [b"D"])
+
+
+def _stat(process: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on; nothing if it is gone."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        return []
 
 
 def _rollup(process: int | str) -> list[tuple[bytes, int]]:

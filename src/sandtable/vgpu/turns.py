@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 
 from sandtable.vgpu.child import Child
-from sandtable.vgpu.processes import cpu_ticks
+from sandtable.vgpu.processes import cpu_ticks, wants_core
 
 __all__ = ["Turn", "Turns"]
 
@@ -72,12 +72,16 @@ class Turns:
         self._next_look = time.monotonic() + _LOOK_SECONDS
 
     def look(self, children: Iterable[Child]) -> None:
-        """Adds a turn, if it is time to look and the ranks hardly did a thing since the last time."""
+        """Adds a turn, if it is time to look, and the ranks hardly did a thing since the last time and do not want to.
+
+        (On a machine with other work to do they may have wanted to, in vain.)
+        """
         now = time.monotonic()
         if now < self._next_look:
             return
-        ticks = sum(cpu_ticks(child.process) for child in children if child.process is not None)
-        if 0 <= ticks - self._ticks < _IDLE_TICKS:
+        processes = [child.process for child in children if child.process is not None]
+        ticks = sum(map(cpu_ticks, processes))
+        if 0 <= ticks - self._ticks < _IDLE_TICKS and not any(map(wants_core, processes)):
             os.write(self.ends[1], b".")
         self._ticks = ticks
         self._next_look = now + _LOOK_SECONDS
