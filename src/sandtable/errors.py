@@ -8,6 +8,7 @@
     ├── MismatchError           ranks whose collectives do not agree, or that wait for each other for ever
     ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
     ├── LabError                a lab that cannot be built here, or a command it cannot run
+    ├── MethodError             a way to train that cannot work as combined, or was used in a way it does not allow
     ├── ReportError             a report that cannot be made: no summary, or one of another version
     ├── BuildError              the C++ cores of the virtual GPU and of the clock could not be compiled or loaded
     └── ValidationSetError      a file of published rows that is malformed or cannot be rehearsed
@@ -21,6 +22,7 @@ __all__ = [
     "ClusterError",
     "LabError",
     "LaunchError",
+    "MethodError",
     "MismatchError",
     "ReportError",
     "SandtableError",
@@ -77,6 +79,10 @@ class SimulationError(SandtableError):
 
 class LabError(SandtableError):
     """A lab that cannot be built on this machine, or that was asked for something it cannot do."""
+
+
+class MethodError(SandtableError):
+    """A combination of sync, exchange and compression that cannot work, or a use it does not allow."""
 
 
 class ReportError(SandtableError):

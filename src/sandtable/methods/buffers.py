@@ -1,0 +1,51 @@
+"""Buffers: what a model remembers without learning it, such as the running statistics of BatchNorm."""
+
+import torch
+from torch import Tensor, nn
+
+from sandtable.errors import MethodError
+from sandtable.methods.flat import flatten
+from sandtable.methods.wire import Wire
+
+__all__ = ["Buffers"]
+
+_POLICIES = ("average", "first", "local")
+
+
+class Buffers:
+    """The buffers of a model on all ranks, by policy.
+
+    "average": floating ones become the mean of all ranks, others (counters) are rank 0's. "first": all are rank 0's.
+    "local": each rank keeps its own.
+    """
+
+    def __init__(self, model: nn.Module, wire: Wire, *, policy: str) -> None:
+        if policy not in _POLICIES:
+            raise MethodError(f'buffers must be "average", "first" or "local", but got {policy!r}; try "average"')
+        self._wire = wire
+        self._policy = policy
+        buffers: list[Tensor] = list(model.buffers())
+        self._floating = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._others = [buffer for buffer in buffers if not buffer.is_floating_point()]
+
+    def start_equal(self) -> None:
+        if self._policy != "local":
+            self._take_first(self._floating + self._others)
+
+    def exchange(self) -> None:
+        if self._policy == "average":
+            for vector in flatten(self._floating):
+                vector.load_weights()
+                self._wire.all_reduce(vector.data)
+                vector.data.div_(self._wire.size)
+                vector.store_weights()
+            self._take_first(self._others)
+        elif self._policy == "first":
+            self._take_first(self._floating + self._others)
+
+    def _take_first(self, buffers: list[Tensor]) -> None:
+        for vector in flatten(buffers):
+            vector.load_weights()
+            raw = vector.data.view(torch.uint8) if vector.data.dtype == torch.bool else vector.data
+            self._wire.broadcast(raw)
+            vector.store_weights()

@@ -1,0 +1,161 @@
+"""DataParallel: one object around a model and its optimizer; the training loop stays its owner's.
+
+    parallel = DataParallel(model, optimizer, sync=LocalSGD(period=16), exchange=Gossip())
+    for inputs, targets in loader:
+        criterion(model(inputs), targets).backward()
+        parallel.step()
+
+`step` exchanges what the method says is due, lets the optimizer take its step and clears the gradients. To clip
+gradients after they were averaged, give the optimizer a hook (`optimizer.register_step_pre_hook`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sandtable.errors import MethodError
+from sandtable.methods.buffers import Buffers
+from sandtable.methods.compression import Compression, NoCompression
+from sandtable.methods.exchange import AllReduce, Exchange
+from sandtable.methods.explain import Explanation, explain
+from sandtable.methods.flat import flatten
+from sandtable.methods.lane import Lane
+from sandtable.methods.record import Record
+from sandtable.methods.rules import check
+from sandtable.methods.sync import BulkSynchronous, Setup, Sync
+from sandtable.methods.wire import Wire
+from sandtable.units import MIB
+
+__all__ = ["DataParallel"]
+
+
+class DataParallel:
+    """Trains a model on every rank of a group, with three choices: when, with whom, and what is sent.
+
+    All replicas start as rank 0's. `overlap`: gradients leave while the backward pass still computes, in buckets of
+    `bucket_bytes`, where the method allows it. `buffers` (running statistics of BatchNorm): "average", as "first" rank
+    has them, or "local"; they are exchanged in `synchronize`, since averaging them at the end equals averaging them at
+    every step (running means are linear). Parameters that do not require gradients stay as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sync: Sync | None = None,
+        exchange: Exchange | None = None,
+        compression: Compression | None = None,
+        group: dist.ProcessGroup | None = None,
+        overlap: bool = True,
+        bucket_bytes: int = 25 * MIB,
+        buffers: str = "average",
+        seed: int = 0,
+    ) -> None:
+        self.sync: Sync = BulkSynchronous() if sync is None else sync
+        self.exchange: Exchange = AllReduce() if exchange is None else exchange
+        self.compression: Compression = NoCompression() if compression is None else compression
+        self.wire = Wire(group)
+        sparse = _sparse_parameters(model)
+        check(self.sync, self.exchange, self.compression, num_ranks=self.wire.size, has_sparse_gradients=bool(sparse))
+        if bucket_bytes < 1:
+            raise MethodError(f"bucket_bytes must be 1 or more, but got {bucket_bytes}; DDP takes 25 MiB")
+        self._parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
+        if not self._parameters:
+            raise MethodError("a model must have a parameter that requires a gradient, but this one has none to train")
+        self._buffers = Buffers(model, self.wire, policy=buffers)
+        self._start_equal(model)
+        self._optimizer = optimizer
+        self._lane = Lane(threaded=overlap)
+        self._driver = self.sync.driver(
+            Setup(
+                parameters=self._parameters,
+                sparse_parameters=tuple(sparse),
+                optimizer=optimizer,
+                exchange=self.exchange,
+                compression=self.compression,
+                wire=self.wire,
+                lane=self._lane,
+                overlap=overlap,
+                bucket_bytes=bucket_bytes,
+                seed=seed,
+            )
+        )
+        self._driver.begin()
+        self.record = Record(self.wire, self._lane, self._parameters)
+
+    def step(self) -> None:
+        """Exchange what is due, take the optimizer's step, clear the gradients."""
+        self._driver.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.record.count_step()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here only add to the gradients; the last one before `step` stands outside."""
+        before, self._driver.paused = self._driver.paused, True
+        try:
+            yield
+        finally:
+            self._driver.paused = before
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """All replicas equal now: the mean of their weights, and buffers by their policy. All ranks call it."""
+        self._lane.run(self._average_everything)
+        self._driver.begin()
+
+    def explain(self, bandwidth: float | None = None, latency: float | None = None) -> Explanation:
+        """What a step will cost: messages, bytes and, for links of `bandwidth` bytes/s and `latency` s, time."""
+        return explain(
+            self._driver.cost(),
+            self._parameters,
+            compression=self.compression,
+            num_ranks=self.wire.size,
+            bandwidth=bandwidth,
+            latency=latency,
+        )
+
+    def close(self) -> None:
+        """Take all hooks off the model, which may then be trained in another way."""
+        self._driver.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's next steps depend on beside model and optimizer: save it for each rank."""
+        return {"method": repr((self.sync, self.exchange, self.compression)), "driver": self._driver.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`; load the rank's own model and optimizer after constructing this object, too."""
+        method = repr((self.sync, self.exchange, self.compression))
+        if state["method"] != method:
+            raise MethodError(f"a state must be of the same method, but it is of {state['method']}; this is {method}")
+        self._driver.load_state_dict(state["driver"])
+
+    def _start_equal(self, model: nn.Module) -> None:
+        for vector in flatten(parameter.detach() for parameter in model.parameters()):
+            vector.load_weights()
+            self.wire.broadcast(vector.data)
+            vector.store_weights()
+        self._buffers.start_equal()
+
+    def _average_everything(self) -> None:
+        for vector in flatten(self._parameters):
+            vector.load_weights()
+            self.wire.all_reduce(vector.data)
+            vector.data.div_(self.wire.size)
+            vector.store_weights()
+        self._buffers.exchange()
+
+
+def _sparse_parameters(model: nn.Module) -> list[Tensor]:
+    """Weights of embeddings made with sparse=True: torch gives them sparse gradients."""
+    return [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad
+    ]

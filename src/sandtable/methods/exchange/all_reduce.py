@@ -1,0 +1,127 @@
+"""All-reduce: everybody ends with the mean of all.
+
+Uncompressed it is torch's own all-reduce, or the explicit ring of `ring.py`. Compressed messages cannot be added on the
+way, so each rank sends its message to every other, and all add the same messages up in the same order: bytes sent are
+(N-1)·message instead of 2(N-1)/N·dense, so it pays when a message is shorter than 2/N of the dense vector.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sandtable.errors import MethodError
+from sandtable.methods.exchange.exchange import Cost, Exchange, Line, Mixer
+from sandtable.methods.exchange.ring import ring_all_reduce
+from sandtable.methods.flat import Vector
+from sandtable.methods.wire import Wire
+
+__all__ = ["AllReduce"]
+
+
+@dataclass(frozen=True)
+class AllReduce(Exchange):
+    """The mean over all ranks.
+
+    `algorithm`: "native" is torch's own (gloo's segmented ring, NCCL's choice), "ring" the explicit ring of 2(N-1)
+    steps. Cost uncompressed: 2(N-1) messages, 2(N-1)/N of the vector sent. Compressed: N-1 messages of the compressed
+    size.
+    """
+
+    algorithm: str = "native"
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in _SUMS:
+            raise MethodError(f'algorithm must be "native" or "ring", but got {self.algorithm!r}; try "native"')
+
+    @property
+    def reaches_all(self) -> bool:
+        return True
+
+    def mixer(self, wire: Wire, line: Line) -> Mixer:
+        if not line.is_compressed:
+            return _Sum(wire, _SUMS[self.algorithm])
+        if hasattr(line.compression, "reducer"):
+            return _Reduced(wire, line, _SUMS[self.algorithm])
+        return _Gathered(wire, line)
+
+    def cost(self, num_ranks: int, line: Line) -> Cost:
+        others = num_ranks - 1
+        size = line.compression.message_bytes(line.num_elements, line.dtype)
+        if line.is_compressed and not hasattr(line.compression, "reducer"):
+            return Cost(
+                rounds=min(others, 1),
+                messages=others,
+                sent_bytes=others * (size + line.num_flags),
+                coded_elements=(1 + num_ranks) * line.num_elements,
+            )
+        size += line.num_flags * line.dtype.itemsize
+        return Cost(rounds=2 * others, messages=2 * others, sent_bytes=2 * others * size / num_ranks)
+
+
+class _Sum(Mixer):
+    """Uncompressed: the sum of all vectors, divided."""
+
+    def __init__(self, wire: Wire, add_up: Callable[[Wire, Tensor], None]) -> None:
+        self._wire = wire
+        self._add_up = add_up
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        self._add_up(self._wire, vector.whole)
+        vector.whole.div_(self._wire.size)
+
+
+class _Gathered(Mixer):
+    """Compressed: all messages to everybody. The flags travel behind the message, a byte each."""
+
+    def __init__(self, wire: Wire, line: Line) -> None:
+        self._wire = wire
+        self._line = line
+        self._codec = line.compression.codec(line.num_elements, line.dtype, line.device, seed=line.seed + wire.rank)
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        flags = (vector.flags != 0).to(torch.uint8)
+        own = torch.cat([self._codec.encode(vector.data), flags])
+        vector.whole.zero_()
+        weight = 1 / self._wire.size
+        for message in self._wire.gather_messages(own, capacity_bytes=self._line.capacity_bytes):
+            body = len(message) - self._line.num_flags
+            self._codec.add(message[:body], vector.data, weight)
+            vector.flags.add_(message[body:])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._codec.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._codec.load_state_dict(state)
+
+
+class _Reduced(Mixer):
+    """Compressed to factors that can be averaged (PowerSGD); the reducer says which, and when."""
+
+    def __init__(self, wire: Wire, line: Line, add_up: Callable[[Wire, Tensor], None]) -> None:
+        self._wire = wire
+        self._add_up = add_up
+        reducer: Any = line.compression.reducer  # type: ignore[attr-defined]
+        self._reducer = reducer(list(line.shapes), line.dtype, line.device)
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        self._reducer.reduce(vector.views, self._mean)
+        if len(vector.flags):
+            self._mean(vector.flags)
+
+    def _mean(self, tensor: Tensor) -> None:
+        self._add_up(self._wire, tensor)
+        tensor.div_(self._wire.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._reducer.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reducer.load_state_dict(state)
+
+
+_SUMS: dict[str, Callable[[Wire, Tensor], None]] = {"native": Wire.all_reduce, "ring": ring_all_reduce}

@@ -1,0 +1,151 @@
+"""Gossip: each rank talks to a few others, and the news goes round in time.
+
+With rotating partners (GossipGraD, Daily et al. 2018), in the turn of distance s rank i talks to (i+s) mod P and
+(i-s) mod P and takes the mean of the three; s goes 1, 2, ... P//2 and begins again. Where both are the same rank, it
+is the mean of two. Generally, a doubly stochastic matrix K says how much of j goes into i: x_i ← Σ_j K_ij x_j. Rows
+sum to 1, so that equal vectors stay equal; columns too, so that the mean of all ranks is conserved. Disagreement
+shrinks each turn by at least the square of K's second largest singular value.
+
+Compressed, the vector is mixed as K_ii·x_i + Σ_j K_ij·(what j sent): one's own in full, of the neighbours only what was
+sent (the rest waits in their error feedback). Weights are another matter: see `pairwise.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sandtable.errors import MethodError
+from sandtable.methods.exchange.exchange import Cost, Exchange, Line, Mixer
+from sandtable.methods.exchange.pairwise import PairwiseMixer
+from sandtable.methods.exchange.partners import FixedPartners, Partners, RotatingPartners
+from sandtable.methods.flat import Vector
+from sandtable.methods.wire import Wire
+
+__all__ = ["Gossip"]
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Gossip(Exchange):
+    """A mixture with few partners: rotating ones, or those of a doubly stochastic `matrix` (rows of a P×P table).
+
+    Cost: 2 messages of the vector's (compressed) size, whatever the number of ranks.
+    """
+
+    matrix: tuple[tuple[float, ...], ...] | None = None
+
+    def __init__(self, matrix: Sequence[Sequence[float]] | torch.Tensor | None = None) -> None:
+        rows = None if matrix is None else tuple(tuple(float(value) for value in row) for row in matrix)
+        object.__setattr__(self, "matrix", rows)
+        if rows is not None:
+            _check_matrix(rows)
+
+    def check(self, num_ranks: int) -> None:
+        if self.matrix is not None and len(self.matrix) != num_ranks:
+            raise MethodError(
+                f"the matrix of Gossip must have a row for each of the {num_ranks} ranks, but has {len(self.matrix)}; "
+                f"give a {num_ranks}x{num_ranks} matrix, or none for rotating partners"
+            )
+
+    def partners(self, num_ranks: int) -> Partners:
+        """Who talks to whom in which turn."""
+        self.check(num_ranks)
+        return RotatingPartners(num_ranks) if self.matrix is None else FixedPartners(self.matrix)
+
+    def mixer(self, wire: Wire, line: Line) -> Mixer:
+        partners = self.partners(wire.size)
+        return _Compressed(wire, line, partners) if line.is_compressed else _Plain(wire, partners)
+
+    def weight_mixer(self, wire: Wire, line: Line) -> Mixer:
+        if not line.is_compressed:
+            return self.mixer(wire, line)
+        if self.matrix is None:
+            return PairwiseMixer(wire, line, RotatingPartners(wire.size, powers_of_two=True))
+        if not FixedPartners(self.matrix).is_symmetric:
+            raise MethodError(
+                "compressed weights need a symmetric mixing matrix, since neighbours keep what they told each other, "
+                "but this one is not; give a symmetric matrix, or exchange gradients with BulkSynchronous()"
+            )
+        return PairwiseMixer(wire, line, self.partners(wire.size))
+
+    def cost(self, num_ranks: int, line: Line) -> Cost:
+        partners = self.partners(num_ranks)
+        turns = range(partners.num_turns)
+        messages = sum(len(partners.targets(rank, turn)) for rank in range(num_ranks) for turn in turns)
+        messages_a_turn = messages / (num_ranks * len(turns))
+        size = line.compression.message_bytes(line.num_elements, line.dtype)
+        return Cost(
+            rounds=min(num_ranks - 1, 1),
+            messages=messages_a_turn,
+            sent_bytes=messages_a_turn * size,
+            coded_elements=(1 + messages_a_turn) * line.num_elements if line.is_compressed else 0.0,
+        )
+
+
+class _Plain(Mixer):
+    """Uncompressed: whole vectors go to the partners."""
+
+    def __init__(self, wire: Wire, partners: Partners) -> None:
+        self._wire = wire
+        self._partners = partners
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        rank = self._wire.rank
+        sources = self._partners.sources(rank, turn)
+        arrived = {peer: torch.empty_like(vector.data) for peer in sources}
+        self._wire.exchange(dict.fromkeys(self._partners.targets(rank, turn), vector.data), arrived)
+        vector.data.mul_(self._partners.own_weight(rank, turn))
+        for peer, weight in sources.items():
+            vector.data.add_(arrived[peer], alpha=weight)
+        _use_what_came(vector)
+
+
+class _Compressed(Mixer):
+    """One message for all partners."""
+
+    def __init__(self, wire: Wire, line: Line, partners: Partners) -> None:
+        self._wire = wire
+        self._line = line
+        self._partners = partners
+        self._codec = line.compression.codec(line.num_elements, line.dtype, line.device, seed=line.seed + wire.rank)
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        rank = self._wire.rank
+        sources = self._partners.sources(rank, turn)
+        message = self._codec.encode(vector.data)
+        outgoing = dict.fromkeys(self._partners.targets(rank, turn), message)
+        arrived = self._wire.exchange_messages(outgoing, list(sources), capacity_bytes=self._line.capacity_bytes)
+        vector.data.mul_(self._partners.own_weight(rank, turn))
+        for peer, weight in sources.items():
+            self._codec.add(arrived[peer], vector.data, weight)
+        _use_what_came(vector)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._codec.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._codec.load_state_dict(state)
+
+
+def _use_what_came(vector: Vector) -> None:
+    """A parameter unused here has a gradient all the same if a partner sent one."""
+    for index in (vector.flags == 0).nonzero().flatten().tolist() if len(vector.flags) else ():
+        vector.flags[index] = float(bool(vector.views[index].any()))
+
+
+def _check_matrix(rows: tuple[tuple[float, ...], ...]) -> None:
+    size = len(rows)
+    if any(len(row) != size for row in rows):
+        raise MethodError(f"the matrix of Gossip must be square, but {size} rows have {sorted(map(len, rows))} columns")
+    if any(value < 0 for row in rows for value in row):
+        raise MethodError("the matrix of Gossip must have no negative weight; spread the rest over the other ranks")
+    sums = [sum(row) for row in rows] + [sum(column) for column in zip(*rows, strict=True)]
+    worst = max(sums, key=lambda value: abs(value - 1), default=1.0)
+    if abs(worst - 1) > _TOLERANCE:
+        raise MethodError(
+            f"the matrix of Gossip must be doubly stochastic, but a row or column sums to {worst:g}; "
+            "divide weights so that every row and every column sums to 1 (a symmetric matrix needs rows only)"
+        )

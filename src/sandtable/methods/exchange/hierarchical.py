@@ -1,0 +1,98 @@
+"""Hierarchical: fast links inside a node, slow ones between nodes, each with an exchange of its own.
+
+    1. inside each node, the mean of its ranks (fast)
+    2. between the first ranks of the nodes, the outer exchange, compressed if compression is asked for (slow)
+    3. inside each node, the result from its first rank (fast)
+
+With LocalSGD the gradients are averaged inside the node at every step, so that a node trains as one, and only the
+weights of nodes drift apart until they are averaged between nodes (hierarchical local SGD, Lin et al. 2018).
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sandtable.errors import MethodError
+from sandtable.methods.compression import NoCompression
+from sandtable.methods.exchange.all_reduce import AllReduce
+from sandtable.methods.exchange.exchange import Cost, Exchange, Line, Mixer
+from sandtable.methods.flat import Vector
+from sandtable.methods.wire import Wire
+
+__all__ = ["Hierarchical"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hierarchical(Exchange):
+    """`inner` inside each of `nodes` nodes of consecutive ranks, `outer` between them.
+
+    Cost of the busiest rank, the first of its node: that of the outer exchange among `nodes` on the slow links.
+    """
+
+    nodes: int
+    inner: Exchange = field(default_factory=AllReduce)
+    outer: Exchange = field(default_factory=AllReduce)
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise MethodError(f"nodes must be 1 or more, but got {self.nodes}; give the number of machines")
+        if not self.inner.reaches_all:
+            raise MethodError(
+                f"the inner exchange must leave a node of one mind, but {self.inner} does not; try inner=AllReduce()"
+            )
+        if isinstance(self.inner, Hierarchical) or isinstance(self.outer, Hierarchical):
+            raise MethodError("Hierarchical has two levels, and neither may have levels itself; try AllReduce()")
+
+    @property
+    def reaches_all(self) -> bool:
+        return self.outer.reaches_all
+
+    def check(self, num_ranks: int) -> None:
+        if num_ranks % self.nodes:
+            legal = [str(number) for number in range(1, num_ranks + 1) if num_ranks % number == 0]
+            raise MethodError(
+                f"nodes ({self.nodes}) must divide the number of ranks ({num_ranks}); try {', '.join(legal)}"
+            )
+        self.outer.check(self.nodes)
+
+    def every_step(self, wire: Wire) -> tuple[Exchange, Wire]:
+        return self.inner, wire.divide(self.nodes)[0]
+
+    def mixer(self, wire: Wire, line: Line) -> Mixer:
+        inside, between = wire.divide(self.nodes)
+        plain = replace(line, compression=NoCompression())
+        outer = None if between is None else self.outer.mixer(between, line)
+        return _TwoLevels(inside, inner=self.inner.mixer(inside, plain), outer=outer)
+
+    def weight_mixer(self, wire: Wire, line: Line) -> Mixer:
+        """The ranks of a node have the same weights already: its gradients were averaged at every step."""
+        inside, between = wire.divide(self.nodes)
+        outer = None if between is None else self.outer.weight_mixer(between, line)
+        return _TwoLevels(inside, inner=None, outer=outer)
+
+    def cost(self, num_ranks: int, line: Line) -> Cost:
+        return self.outer.cost(self.nodes, line)
+
+
+class _TwoLevels(Mixer):
+    def __init__(self, inside: Wire, *, inner: Mixer | None, outer: Mixer | None) -> None:
+        self._inside = inside
+        self._inner = inner
+        self._outer = outer
+
+    def begin(self, vector: Vector) -> None:
+        if self._outer is not None:
+            self._outer.begin(vector)
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        if self._inner is not None:
+            self._inner.mix(vector, turn=turn)
+        if self._outer is not None:
+            self._outer.mix(vector, turn=turn)
+        self._inside.broadcast(vector.whole)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._outer is None else {"outer": self._outer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._outer is not None:
+            self._outer.load_state_dict(state["outer"])

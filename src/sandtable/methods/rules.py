@@ -1,0 +1,109 @@
+"""Rules: which combinations of sync, exchange and compression work, and what to take instead of those that do not.
+
+Settings refuse impossible values of their own when they are made; here stands what only the three together can tell.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sandtable.errors import MethodError
+from sandtable.methods.compression import Compression
+from sandtable.methods.exchange import Exchange, Hierarchical
+from sandtable.methods.sync import BulkSynchronous, LocalSGD, PostLocalSGD, Sync
+
+__all__ = ["RULES", "Combination", "Rule", "check"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """The three choices, for a model on a number of ranks."""
+
+    sync: Sync
+    exchange: Exchange
+    compression: Compression
+    num_ranks: int
+    has_sparse_gradients: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.sync} with {self.exchange} and {self.compression}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What must hold, when it does not, and the nearest legal choice."""
+
+    text: str
+    is_broken_by: Callable[[Combination], bool]
+    remedy: str
+
+
+def check(
+    sync: Sync, exchange: Exchange, compression: Compression, *, num_ranks: int, has_sparse_gradients: bool = False
+) -> None:
+    """Refuse a combination that cannot work, with the rule and the nearest that can."""
+    for name, value, kind in (
+        ("sync", sync, Sync),
+        ("exchange", exchange, Exchange),
+        ("compression", compression, Compression),
+    ):
+        if not isinstance(value, kind):
+            raise MethodError(f"{name} must be a {kind.__name__} such as {_EXAMPLES[name]}, but got {value!r}")
+    exchange.check(num_ranks)
+    combination = Combination(
+        sync=sync,
+        exchange=exchange,
+        compression=compression,
+        num_ranks=num_ranks,
+        has_sparse_gradients=has_sparse_gradients,
+    )
+    for rule in RULES:
+        if rule.is_broken_by(combination):
+            raise MethodError(f"{rule.text}, but got {combination}; {rule.remedy}")
+
+
+def _averages_factors_with_few(combination: Combination) -> bool:
+    exchange = combination.exchange
+    slow = exchange.outer if isinstance(exchange, Hierarchical) else exchange
+    return hasattr(combination.compression, "reducer") and not slow.reaches_all
+
+
+def _moves_alone(combination: Combination) -> bool:
+    sync = combination.sync
+    has_outer = isinstance(sync, LocalSGD) and sync.outer is not None and not sync.outer.needs_consensus
+    return has_outer and not combination.exchange.reaches_all
+
+
+def _switches_without_common_ground(combination: Combination) -> bool:
+    is_lossy = not combination.compression.is_lossless
+    return isinstance(combination.sync, PostLocalSGD) and not combination.exchange.reaches_all and is_lossy
+
+
+def _gossips_sparse_gradients(combination: Combination) -> bool:
+    sends_gradients = isinstance(combination.sync, BulkSynchronous | PostLocalSGD)
+    return combination.has_sparse_gradients and sends_gradients and not combination.exchange.reaches_all
+
+
+RULES = (
+    Rule(
+        text="factors such as PowerSGD's must be averaged over all ranks, since each rank's are of a basis all share",
+        is_broken_by=_averages_factors_with_few,
+        remedy="try exchange=AllReduce(), or a compression of single messages such as TopK(0.01)",
+    ),
+    Rule(
+        text="an outer optimizer over gossip must also pull replicas together, or they drift apart",
+        is_broken_by=_moves_alone,
+        remedy="try outer=Consensus() as NoLoCo does, or exchange=AllReduce()",
+    ),
+    Rule(
+        text="compressed gossip of weights must start where all ranks are equal, as they are not after bulk gossip",
+        is_broken_by=_switches_without_common_ground,
+        remedy="try exchange=AllReduce(), or LocalSGD from the first step",
+    ),
+    Rule(
+        text="sparse gradients must go to all ranks",
+        is_broken_by=_gossips_sparse_gradients,
+        remedy="try exchange=AllReduce(), LocalSGD (it exchanges weights), or an embedding with sparse=False",
+    ),
+)
+
+_EXAMPLES = {"sync": "LocalSGD(16)", "exchange": "AllReduce()", "compression": "NoCompression()"}

@@ -1,0 +1,159 @@
+"""Local SGD: everybody walks alone for a while, then they meet in the middle.
+
+    after every period-th step:   w_i ← (1/P) · Σ_j w_j        (with Gossip: the mixture with the partners)
+
+At period 1 and with plain SGD that equals bulk-synchronous training. Yu et al. 2018, Stich 2018. `average="before"`
+is the published variant in which, at such a step, the weights are averaged first and then take the local gradient
+step: w_i ← w̄ - η∇E_i, with the gradient still that of w_i.
+
+`parts` above 1 streams: the model is cut into that many parts, each averaged every period-th step but at different
+steps, so that the same bytes flow more evenly (Streaming DiLoCo, Douillard et al. 2025).
+
+The optimizer's own momentum stays with each worker. Cost: that of the exchange, once every `period` steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sandtable.errors import MethodError
+from sandtable.methods.compression import NoCompression
+from sandtable.methods.exchange import Cost
+from sandtable.methods.sync.averaging import ByMovement, Directly, WeightAverage
+from sandtable.methods.sync.gradients import GradientExchange
+from sandtable.methods.sync.outer import Jump, Outer
+from sandtable.methods.sync.periods import period_for
+from sandtable.methods.sync.sync import Driver, Setup, Sync
+
+__all__ = ["LocalSGD"]
+
+
+@dataclass(frozen=True)
+class LocalSGD(Sync):
+    """Average weights every `period` steps, "after" or "before" the optimizer's step; `outer`: an outer optimizer."""
+
+    period: int
+    average: str = "after"
+    outer: Outer | None = None
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise MethodError(f"period must be 1 or more steps, but got {self.period}; 1 averages after every step")
+        if self.average not in ("after", "before"):
+            raise MethodError(f'average must be "after" or "before" the step, but got {self.average!r}; try "after"')
+        if self.average == "before" and self.outer is not None:
+            raise MethodError('an outer optimizer moves weights after the step, but average="before"; try "after"')
+        if not 1 <= self.parts <= self.period:
+            raise MethodError(
+                f"parts ({self.parts}) must be at least 1 and at most the period ({self.period}), "
+                f"so that each part has a step of its own; try {min(max(self.parts, 1), self.period)}"
+            )
+
+    @staticmethod
+    def period_for(num_steps: int, num_workers: int) -> int:
+        """The longest period for which good convergence is proven: floor(T^¼ / N^¾), at least 1."""
+        return period_for(num_steps, num_workers)
+
+    def driver(self, setup: Setup) -> Driver:
+        return _Local(self, setup)
+
+
+class _Local(Driver):
+    def __init__(self, settings: LocalSGD, setup: Setup) -> None:
+        self._settings = settings
+        self._optimizer = setup.optimizer
+        self._lane = setup.lane
+        self._num_steps = 0
+        self._parts = [
+            _average(settings, setup, part, seed=setup.seed + 10_000_000 * number)
+            for number, part in enumerate(_cut(setup.parameters, settings.parts))
+        ]
+        inside = setup.exchange.every_step(setup.wire)
+        self._gradients = None if inside is None else GradientExchange(setup, *inside, NoCompression())
+
+    @property
+    def paused(self) -> bool:
+        return self._gradients is not None and self._gradients.paused
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        if self._gradients is not None:
+            self._gradients.paused = value
+
+    def begin(self) -> None:
+        for part in self._parts:
+            part.begin()
+
+    def step(self) -> None:
+        self._num_steps += 1
+        if self._gradients is not None:
+            self._gradients.finish()
+        if self._settings.average == "before":
+            self._exchange_due_parts()
+            self._optimizer.step()
+        else:
+            self._optimizer.step()
+            self._exchange_due_parts()
+
+    def _exchange_due_parts(self) -> None:
+        period, num_parts = self._settings.period, len(self._parts)
+        for number, part in enumerate(self._parts):
+            if (self._num_steps + number * period // num_parts) % period == 0:
+                self._lane.run(part.exchange)
+
+    def cost(self) -> Cost:
+        total = Cost.nothing()
+        for part in self._parts:
+            total = total + part.cost()
+        return total / self._settings.period
+
+    def close(self) -> None:
+        if self._gradients is not None:
+            self._gradients.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        gradients = {} if self._gradients is None else self._gradients.state_dict()
+        return {
+            "num_steps": self._num_steps,
+            "parts": [part.state_dict() for part in self._parts],
+            "gradients": gradients,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._num_steps = state["num_steps"]
+        for part, part_state in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(part_state)
+        if self._gradients is not None:
+            self._gradients.load_state_dict(state["gradients"])
+
+
+def _average(settings: LocalSGD, setup: Setup, parameters: list[Tensor], *, seed: int) -> WeightAverage:
+    """Compressed to everybody: by movement, since all know the starting point. To some: by what each pair knows."""
+    outer = settings.outer
+    if outer is None and not setup.compression.is_lossless and setup.exchange.reaches_all:
+        outer = Jump()
+    if outer is None:
+        return Directly(setup, parameters, seed=seed)
+    return ByMovement(setup, parameters, outer=outer, optimizer=setup.optimizer, seed=seed)
+
+
+def _cut(parameters: tuple[Tensor, ...], num_parts: int) -> list[list[Tensor]]:
+    """Runs of parameters with about the same number of elements each; none is empty."""
+    if num_parts > len(parameters):
+        raise MethodError(
+            f"parts ({num_parts}) must not be more than the model's parameters ({len(parameters)}); "
+            f"try {len(parameters)}"
+        )
+    total = sum(parameter.numel() for parameter in parameters)
+    parts: list[list[Tensor]] = [[] for _ in range(num_parts)]
+    seen, number = 0, 0
+    for index, parameter in enumerate(parameters):
+        is_full = parts[number] and seen * num_parts >= (number + 1) * total
+        must_leave = parts[number] and len(parameters) - index <= num_parts - 1 - number
+        if number < num_parts - 1 and (is_full or must_leave):
+            number += 1
+        parts[number].append(parameter)
+        seen += parameter.numel()
+    return parts

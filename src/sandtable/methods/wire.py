@@ -1,0 +1,162 @@
+"""Wire: every byte between ranks goes through here, and is counted.
+
+It is a thin layer over one process group of torch.distributed (gloo or NCCL): sums, broadcasts, exchanges with named
+partners, messages of unequal length. Ranks are those of the group. Counted are payload bytes: of messages exactly, of
+torch's own all-reduce as its ring sends them, 2(N-1)/N of the buffer in 2(N-1) messages.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sandtable.errors import MethodError
+from sandtable.methods.counters import Counters
+
+__all__ = ["Wire"]
+
+# A message of unequal length carries its own length in front, so that one message is enough.
+_HEADER_BYTES = 8
+
+
+class Wire:
+    """One process group, counted. `rank` and `size` are this rank's place in it."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise MethodError(
+                "ranks must be joined before they train together, but there is no process group; "
+                'call torch.distributed.init_process_group("gloo") first, under torchrun'
+            )
+        self.group: dist.ProcessGroup = dist.group.WORLD if group is None else group  # type: ignore[assignment]
+        self.rank = dist.get_rank(self.group)
+        self.size = dist.get_world_size(self.group)
+        self.counters = Counters()
+        self.branches: list[Wire] = []
+        self._divisions: dict[int, tuple[Wire, Wire | None]] = {}
+        self._is_gloo = "gloo" in str(dist.get_backend_config(self.group))
+
+    def divide(self, num_nodes: int) -> "tuple[Wire, Wire | None]":
+        """Wires inside this rank's node, and between the first ranks of all nodes (None for the others).
+
+        Ranks are dealt to nodes in order: the first `size // num_nodes` make the first node.
+        """
+        if num_nodes not in self._divisions:
+            ranks = dist.get_process_group_ranks(self.group)
+            width = self.size // num_nodes
+            groups = [ranks[start : start + width] for start in range(0, self.size, width)] + [ranks[::width]]
+            wires = [self._branch(members) for members in groups]
+            inner = wires[self.rank // width]
+            assert inner is not None
+            self._divisions[num_nodes] = (inner, wires[-1])
+        return self._divisions[num_nodes]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum over all ranks, in place, by torch's own algorithm."""
+        if self.size == 1:
+            return
+        with self._timed(tensor):
+            dist.all_reduce(tensor, group=self.group)
+        carried = 2 * (self.size - 1) * tensor.nbytes // self.size
+        self.counters.add(sent_bytes=carried, received_bytes=carried, messages=2 * (self.size - 1))
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
+        """What `source` has, everywhere; counted as a pipeline: every rank but the last passes it on once."""
+        if self.size == 1:
+            return
+        with self._timed(tensor):
+            dist.broadcast(tensor, group=self.group, group_src=source)
+        passes_on = (self.rank - source) % self.size < self.size - 1
+        self.counters.add(
+            sent_bytes=tensor.nbytes * passes_on,
+            received_bytes=tensor.nbytes * (self.rank != source),
+            messages=int(passes_on),
+        )
+
+    def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Send a tensor to each of some ranks and fill a tensor from each of some ranks, all at once."""
+        operations = [self._operation(dist.isend, tensor, peer) for peer, tensor in outgoing.items()]
+        operations += [self._operation(dist.irecv, tensor, peer) for peer, tensor in incoming.items()]
+        if not operations:
+            self.counters.durations_s.append(math.inf)
+            return
+        with self._timed(operations[0].tensor):
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        self.counters.add(
+            sent_bytes=sum(tensor.nbytes for tensor in outgoing.values()),
+            received_bytes=sum(tensor.nbytes for tensor in incoming.values()),
+            messages=len(outgoing),
+        )
+
+    def exchange_messages(
+        self, outgoing: Mapping[int, Tensor], sources: Sequence[int], *, capacity_bytes: int
+    ) -> dict[int, Tensor]:
+        """Send bytes to some ranks and receive bytes, of whatever length up to `capacity_bytes`, from some ranks."""
+        longest = max((len(message) for message in outgoing.values()), default=0)
+        assert longest <= capacity_bytes, f"a message of {longest} bytes, longer than the {capacity_bytes} agreed"
+        device = next((message.device for message in outgoing.values()), torch.device("cpu"))
+        if self._is_gloo and device.type == "cpu":
+            return self._exchange_framed(outgoing, sources, capacity_bytes)
+        return self._exchange_sizes_first(outgoing, sources, device)
+
+    def gather_messages(self, message: Tensor, *, capacity_bytes: int) -> list[Tensor]:
+        """The messages of all ranks, in their order; this rank's own is not sent to itself."""
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        received = self.exchange_messages(dict.fromkeys(others, message), others, capacity_bytes=capacity_bytes)
+        return [message if peer == self.rank else received[peer] for peer in range(self.size)]
+
+    def _branch(self, members: list[int]) -> "Wire | None":
+        group = dist.new_group(members, use_local_synchronization=True)
+        if dist.get_rank() not in members:
+            return None
+        self.branches.append(Wire(group))
+        return self.branches[-1]
+
+    def _exchange_framed(
+        self, outgoing: Mapping[int, Tensor], sources: Sequence[int], capacity_bytes: int
+    ) -> dict[int, Tensor]:
+        """One message each: length, then bytes. gloo lets a message be shorter than the buffer it arrives in."""
+        framed: dict[int, Tensor] = {}
+        done: dict[int, Tensor] = {}
+        for peer, message in outgoing.items():
+            if id(message) not in done:
+                header = torch.tensor([len(message)], dtype=torch.int64).view(torch.uint8)
+                done[id(message)] = torch.cat([header, message])
+            framed[peer] = done[id(message)]
+        incoming = {peer: torch.empty(_HEADER_BYTES + capacity_bytes, dtype=torch.uint8) for peer in sources}
+        before = self.counters.received_bytes
+        self.exchange(framed, incoming)
+        self.counters.received_bytes = before
+        received: dict[int, Tensor] = {}
+        for peer, buffer in incoming.items():
+            length = int(buffer[:_HEADER_BYTES].view(torch.int64))
+            received[peer] = buffer[_HEADER_BYTES : _HEADER_BYTES + length].clone()
+            self.counters.received_bytes += _HEADER_BYTES + length
+        return received
+
+    def _exchange_sizes_first(
+        self, outgoing: Mapping[int, Tensor], sources: Sequence[int], device: torch.device
+    ) -> dict[int, Tensor]:
+        """Two messages each: NCCL wants both sides to agree on the length."""
+        sizes_out = {peer: torch.tensor([len(message)], device=device) for peer, message in outgoing.items()}
+        sizes_in = {peer: torch.empty(1, dtype=torch.int64, device=device) for peer in sources}
+        self.exchange(sizes_out, sizes_in)
+        incoming = {peer: torch.empty(int(size), dtype=torch.uint8, device=device) for peer, size in sizes_in.items()}
+        self.exchange(outgoing, incoming)
+        return incoming
+
+    def _operation(self, function: object, tensor: Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(function, tensor, group=self.group, group_peer=peer)  # type: ignore[arg-type]
+
+    @contextmanager
+    def _timed(self, tensor: Tensor) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+        self.counters.durations_s.append(time.perf_counter() - start)
