@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from sandtable.methods import DataParallel
 
-__all__ = ["Batch", "batches", "flat_weights", "make_model", "sgd", "train", "train_alone"]
+__all__ = ["Batch", "batches", "flat_weights", "make_model", "sgd", "step_through", "train", "train_alone"]
 
 Batch = tuple[Tensor, Tensor]
 _BATCH = 4
