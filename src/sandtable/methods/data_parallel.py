@@ -68,6 +68,10 @@ class DataParallel:
         self._parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._parameters:
             raise MethodError("a model must have a parameter that requires a gradient, but this one has none to train")
+        # A single bucket is full only when the backward pass is over: there is nothing to overlap.
+        overlap = overlap and sum(parameter.nbytes for parameter in self._parameters) > bucket_bytes
+        if overlap:
+            self.wire = self.wire.private()
         self._buffers = Buffers(model, self.wire, policy=buffers)
         self._start_equal(model)
         self._optimizer = optimizer

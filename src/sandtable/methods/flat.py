@@ -74,7 +74,9 @@ class Vector:
         present = [index for index, parameter in enumerate(self.parameters) if parameter.grad is not None]
         if len(present) < len(self.parameters):
             self.data.zero_()
-        torch._foreach_copy_([self.views[index] for index in present], [self._gradient(index) for index in present])
+        if present:
+            gradients = [self._gradient(index) for index in present]
+            torch._foreach_copy_([self.views[index] for index in present], gradients)
         if len(self.flags):
             flags = [0.0] * len(self.parameters)
             for index in present:

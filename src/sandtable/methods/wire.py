@@ -40,6 +40,11 @@ class Wire:
         self._divisions: dict[int, tuple[Wire, Wire | None]] = {}
         self._is_gloo = "gloo" in str(dist.get_backend_config(self.group))
 
+    def private(self) -> "Wire":
+        """The same ranks as a group of their own: for work in a thread, which must not come between the script's own."""
+        ranks = dist.get_process_group_ranks(self.group)
+        return Wire(dist.new_group(ranks, use_local_synchronization=True))
+
     def divide(self, num_nodes: int) -> "tuple[Wire, Wire | None]":
         """Wires inside this rank's node, and between the first ranks of all nodes (None for the others).
 

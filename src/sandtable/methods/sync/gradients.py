@@ -43,8 +43,7 @@ class GradientExchange:
         self._next_bucket = 0
         self._hooks: list[Any] = []
         self._forget()
-        # A single bucket is full only when the backward pass is over: there is nothing to overlap.
-        if setup.overlap and len(self._buckets) > 1:
+        if setup.overlap:
             self._watch()
 
     def finish(self) -> None:

@@ -1,0 +1,218 @@
+"""Models as they are: accumulation, running statistics, unused parameters, several dtypes, sparse gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.methods.lossy import LargestHalf
+from tests.methods.processes import run
+from tests.methods.training import batches, flat_weights, make_model, sgd, train_alone
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandtable.errors import MethodError
+from sandtable.methods import AllReduce, BulkSynchronous, DataParallel, Gossip, Hierarchical, LocalSGD
+
+
+class _Branches(nn.Module):
+    """One branch for everybody, one for rank 0 only, one for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.all = nn.Linear(3, 3)
+        self.some = nn.Linear(3, 3)
+        self.none = nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor, *, is_first: bool) -> Tensor:
+        outputs: Tensor = self.all(inputs)
+        return outputs + self.some(inputs) if is_first else outputs
+
+
+def _accumulate(*, overlap: bool) -> Tensor:
+    model = make_model()
+    parallel = DataParallel(model, sgd(model), overlap=overlap, bucket_bytes=300)
+    for ranks in batches(5, 2):
+        inputs, targets = ranks[dist.get_rank()]
+        with parallel.no_sync():
+            (F.cross_entropy(model(inputs[:2]), targets[:2]) / 2).backward()
+        (F.cross_entropy(model(inputs[2:]), targets[2:]) / 2).backward()
+        parallel.step()
+    parallel.close()
+    return flat_weights(model)
+
+
+def _backward_twice() -> str:
+    model = make_model()
+    parallel = DataParallel(model, sgd(model), bucket_bytes=300)
+    for _ in range(2):
+        try:
+            model(torch.ones(2, 6)).sum().backward()
+        except MethodError as error:
+            return str(error)
+    parallel.close()
+    return "nothing"
+
+
+def _branches(**settings: Any) -> dict[str, Tensor]:
+    model = _Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    parallel = DataParallel(model, optimizer, **settings)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model(torch.ones(1, 3), is_first=dist.get_rank() == 0).sum().backward()
+    parallel.step()
+    parallel.close()
+    return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()} | {
+        "start": before["some.bias"]
+    }
+
+
+def _statistics(policy: str) -> tuple[Tensor, Tensor, int]:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    parallel = DataParallel(model, sgd(model), buffers=policy)
+    for step in range(3):
+        model(torch.full((2, 2), float(10 * dist.get_rank() + step))).sum().backward()
+        parallel.step()
+    own = model[0].running_mean.clone()  # type: ignore[union-attr,operator]
+    parallel.synchronize()
+    return own, model[0].running_mean.clone(), int(model[0].num_batches_tracked)  # type: ignore
+
+
+def _dtypes() -> list[Tensor]:
+    torch.manual_seed(3)
+    layers = [nn.Linear(2, 2).to(dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    model = nn.ModuleList(layers)
+    parallel = DataParallel(model, sgd(model))
+    for layer in layers:
+        layer(torch.full((1, 2), float(dist.get_rank()), dtype=layer.weight.dtype)).sum().backward()
+    parallel.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def _embedding(sync: Any) -> Tensor:
+    torch.manual_seed(4)
+    model = nn.Embedding(6, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+    parallel = DataParallel(model, optimizer, sync=sync)
+    for step in range(3):
+        rows = torch.tensor([dist.get_rank(), 2 + step])
+        model(rows).square().sum().backward()
+        parallel.step()
+    return model.weight.detach()
+
+
+def _frozen() -> tuple[Tensor, Tensor]:
+    model = make_model()
+    next(model.parameters()).requires_grad_(False)
+    before = flat_weights(model)
+    parallel = DataParallel(model, sgd(model), bucket_bytes=300)
+    model(torch.ones(2, 6)).sum().backward()
+    parallel.step()
+    return before, flat_weights(model)
+
+
+def _refusals() -> list[str]:
+    found = []
+    embedding, plain = nn.Embedding(4, 2, sparse=True), make_model()
+    for model, settings in (
+        (embedding, {"exchange": Gossip()}),
+        (plain, {"buffers": "mean"}),
+        (plain, {"exchange": Hierarchical(nodes=3)}),
+        (plain, {"sync": "often"}),
+        (nn.Tanh(), {}),
+    ):
+        try:
+            DataParallel(model, sgd(plain), **settings)  # type: ignore[arg-type]
+        except MethodError as error:
+            found.append(str(error))
+    return found
+
+
+def _everything() -> dict[str, Any]:
+    return {
+        "accumulated": _accumulate(overlap=False),
+        "accumulated with overlap": _accumulate(overlap=True),
+        "twice": _backward_twice(),
+        "branches": _branches(overlap=False),
+        "branches with overlap": _branches(bucket_bytes=20),
+        "branches compressed": _branches(compression=LargestHalf()),
+        "branches gossiped": _branches(exchange=Gossip()),
+        **{f"statistics {policy}": _statistics(policy) for policy in ("average", "first", "local")},
+        "dtypes": _dtypes(),
+        "embedding bulk": _embedding(BulkSynchronous()),
+        "embedding local": _embedding(LocalSGD(1)),
+        "frozen": _frozen(),
+        "refusals": _refusals(),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run(2, _everything)
+
+
+@pytest.mark.parametrize("name", ["accumulated", "accumulated with overlap"])
+def test_accumulated_gradients_equal_one_large_batch(ranks, name):
+    for found in ranks:
+        torch.testing.assert_close(found[name], train_alone(2), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_backward_pass_after_gradients_have_left_is_refused(ranks):
+    assert "no_sync" in ranks[0]["twice"]
+
+
+@pytest.mark.parametrize("name", ["branches", "branches with overlap", "branches compressed", "branches gossiped"])
+def test_unused_parameters_have_no_gradient_and_partly_used_ones_the_mean(ranks, name):
+    first, second = (found[name] for found in ranks)
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+    # Nobody used it: not even weight decay touches it.
+    assert not first["none.bias"].any()
+    # Half the ranks used it, with gradient 1: -0.1 · (1/2 + 0.5·w).
+    if "compressed" not in name:
+        torch.testing.assert_close(first["some.bias"], -0.1 * (0.5 + 0.5 * first["start"]))
+
+
+def test_running_statistics_follow_their_policy(ranks):
+    own = [found["statistics average"][0] for found in ranks]
+    for rank, found in enumerate(ranks):
+        torch.testing.assert_close(found["statistics average"][1], (own[0] + own[1]) / 2)
+        torch.testing.assert_close(found["statistics first"][1], own[0])
+        torch.testing.assert_close(found["statistics local"][1], own[rank])
+        assert found["statistics average"][2] == 3
+
+
+def test_parameters_of_several_dtypes_are_averaged_each_in_its_own(ranks):
+    first, second = (found["dtypes"] for found in ranks)
+    assert [tensor.dtype for tensor in first[::2]] == [torch.float32, torch.float64, torch.bfloat16]
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_sparse_gradients_stay_sparse_and_equal_one_process(ranks):
+    torch.manual_seed(4)
+    model = nn.Embedding(6, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        (sum(model(torch.tensor([rank, 2 + step])).square().sum() for rank in range(2)) / 2).backward()
+        optimizer.step()
+    for found in ranks:
+        torch.testing.assert_close(found["embedding bulk"], model.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(ranks[0]["embedding local"], ranks[1]["embedding local"])
+
+
+def test_frozen_parameters_stay(ranks):
+    before, after = ranks[0]["frozen"]
+    assert torch.equal(before[:96], after[:96])
+    assert not torch.equal(before[96:], after[96:])
+
+
+def test_what_cannot_work_is_refused_with_the_remedy(ranks):
+    sparse, policy, nodes, sync, empty = ranks[0]["refusals"]
+    assert "try exchange=AllReduce()" in sparse
+    assert 'try "average"' in policy
+    assert "nodes (3) must divide the number of ranks (2); try 1, 2" in nodes
+    assert "LocalSGD(16)" in sync
+    assert "none to train" in empty
+    assert AllReduce().reaches_all
