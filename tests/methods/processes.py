@@ -30,7 +30,8 @@ class RankError(AssertionError):
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What `function(*args)` returned on each of `world` ranks, in their order."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    # The first optimizer of a process imports torch._dynamo, which takes seconds: once is enough.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     processes: list[BaseProcess] = []
     readers: list[Connection] = []
     with tempfile.TemporaryDirectory() as folder:

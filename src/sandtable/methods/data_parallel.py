@@ -9,6 +9,7 @@
 gradients after they were averaged, give the optimizer a hook (`optimizer.register_step_pre_hook`).
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -111,8 +112,10 @@ class DataParallel:
     @torch.no_grad()
     def synchronize(self) -> None:
         """All replicas equal now: the mean of their weights, and buffers by their policy. All ranks call it."""
-        self._lane.run(self._average_everything)
-        self._driver.begin()
+        if not self._driver.replicas_are_equal:
+            self._lane.run(self._average_weights)
+            self._driver.begin()
+        self._lane.run(self._buffers.exchange)
 
     def explain(self, bandwidth: float | None = None, latency: float | None = None) -> Explanation:
         """What a step will cost: messages, bytes and, for links of `bandwidth` bytes/s and `latency` s, time."""
@@ -130,15 +133,21 @@ class DataParallel:
         self._driver.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank's next steps depend on beside model and optimizer: save it for each rank."""
-        return {"method": repr((self.sync, self.exchange, self.compression)), "driver": self._driver.state_dict()}
+        """What this rank's next steps depend on beside model and optimizer: a copy, to be saved for each rank."""
+        return {"method": self._method, "driver": copy.deepcopy(self._driver.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`; load the rank's own model and optimizer after constructing this object, too."""
-        method = repr((self.sync, self.exchange, self.compression))
-        if state["method"] != method:
-            raise MethodError(f"a state must be of the same method, but it is of {state['method']}; this is {method}")
-        self._driver.load_state_dict(state["driver"])
+        if state["method"] != self._method:
+            raise MethodError(
+                f"a state must be of the same method ({self._method}), but it is of {state['method']}; "
+                "go on with that one, or start this one without a state"
+            )
+        self._driver.load_state_dict(copy.deepcopy(state["driver"]))
+
+    @property
+    def _method(self) -> str:
+        return f"{self.sync}, {self.exchange}, {self.compression} on {self.wire.size} ranks"
 
     def _start_equal(self, model: nn.Module) -> None:
         for vector in flatten(parameter.detach() for parameter in model.parameters()):
@@ -147,13 +156,12 @@ class DataParallel:
             vector.store_weights()
         self._buffers.start_equal()
 
-    def _average_everything(self) -> None:
+    def _average_weights(self) -> None:
         for vector in flatten(self._parameters):
             vector.load_weights()
             self.wire.all_reduce(vector.data)
             vector.data.div_(self.wire.size)
             vector.store_weights()
-        self._buffers.exchange()
 
 
 def _sparse_parameters(model: nn.Module) -> list[Tensor]:

@@ -41,7 +41,7 @@ class Wire:
         self._is_gloo = "gloo" in str(dist.get_backend_config(self.group))
 
     def private(self) -> "Wire":
-        """The same ranks as a group of their own: for work in a thread, which must not come between the script's own."""
+        """The same ranks as a group of their own: for a thread that must not get between the script's own."""
         ranks = dist.get_process_group_ranks(self.group)
         return Wire(dist.new_group(ranks, use_local_synchronization=True))
 

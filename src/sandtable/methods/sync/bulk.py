@@ -27,6 +27,7 @@ class BulkSynchronous(Sync):
 class _Bulk(Driver):
     def __init__(self, setup: Setup) -> None:
         self._optimizer = setup.optimizer
+        self._reaches_all = setup.exchange.reaches_all
         self._gradients = GradientExchange(setup, setup.exchange, setup.wire, setup.compression)
 
     @property
@@ -36,6 +37,10 @@ class _Bulk(Driver):
     @paused.setter
     def paused(self, value: bool) -> None:
         self._gradients.paused = value
+
+    @property
+    def replicas_are_equal(self) -> bool:
+        return self._reaches_all
 
     def step(self) -> None:
         self._gradients.finish()

@@ -64,6 +64,7 @@ class _Local(Driver):
     def __init__(self, settings: LocalSGD, setup: Setup) -> None:
         self._settings = settings
         self._optimizer = setup.optimizer
+        self._reaches_all = setup.exchange.reaches_all
         self._lane = setup.lane
         self._num_steps = 0
         self._parts = [
@@ -81,6 +82,11 @@ class _Local(Driver):
     def paused(self, value: bool) -> None:
         if self._gradients is not None:
             self._gradients.paused = value
+
+    @property
+    def replicas_are_equal(self) -> bool:
+        meets_now = self._num_steps % self._settings.period == 0 and self._settings.average == "after"
+        return self._num_steps == 0 or (self._reaches_all and meets_now and len(self._parts) == 1)
 
     def begin(self) -> None:
         for part in self._parts:

@@ -48,6 +48,10 @@ class _PostLocal(Driver):
     def paused(self, value: bool) -> None:
         self._now.paused = value
 
+    @property
+    def replicas_are_equal(self) -> bool:
+        return self._bulk.replicas_are_equal and self._local.replicas_are_equal
+
     def begin(self) -> None:
         self._local.begin()
 

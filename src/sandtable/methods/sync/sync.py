@@ -46,6 +46,11 @@ class Driver(ABC):
     def begin(self) -> None:  # noqa: B027
         """Told when all ranks hold the same weights: at the start, and after `synchronize`."""
 
+    @property
+    @abstractmethod
+    def replicas_are_equal(self) -> bool:
+        """Whether the last step has left the same weights on every rank."""
+
     @abstractmethod
     def cost(self) -> Cost:
         """What a step costs this rank on average, by formula."""
