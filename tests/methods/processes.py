@@ -8,15 +8,16 @@ starts in a fraction of a second. A rank that raises ends the world, and its tra
 import multiprocessing
 import os
 import pickle
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 __all__ = ["RankError", "run"]
 
@@ -34,23 +35,21 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     processes: list[BaseProcess] = []
     readers: list[Connection] = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            for rank in range(world):
-                reader, writer = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_be_rank, args=(rank, world, str(Path(folder) / "store"), writer, function, args)
-                )
-                process.start()
-                writer.close()
-                processes.append(process)
-                readers.append(reader)
-            results = _collect(readers)
-            for process in processes:
-                process.join(5)
-            return results
-        finally:
-            _end(processes)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    try:
+        for rank in range(world):
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=_be_rank, args=(rank, world, store.port, writer, function, args))
+            process.start()
+            writer.close()
+            processes.append(process)
+            readers.append(reader)
+        results = _collect(readers)
+        for process in processes:
+            process.join(5)
+        return results
+    finally:
+        _end(processes)
 
 
 def _collect(readers: list[Connection]) -> list[Any]:
@@ -86,18 +85,15 @@ def _end(processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _be_rank(rank: int, world: int, store: str, writer: Connection, function: Callable[..., Any], args: Any) -> None:
+def _be_rank(rank: int, world: int, port: int, writer: Connection, function: Callable[..., Any], args: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=_TIMEOUT_S)
-        )
+        timeout = timedelta(seconds=_TIMEOUT_S)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
         # Pickled by hand: multiprocessing would pass tensors as shared memory, which dies with this process.
         answer = pickle.dumps((True, function(*args)))
     except BaseException:

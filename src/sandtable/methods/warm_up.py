@@ -34,12 +34,11 @@ class WarmUp(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:  # type: ignore[override]
-        now, before = self._factor(self.last_epoch), self._factor(self.last_epoch - 1)
-        if self.last_epoch == 0:
-            before = 1.0
+        now = self._factor(self.last_epoch)
+        before = 1.0 if self.last_epoch == 0 else self._factor(self.last_epoch - 1)
         return [float(group["lr"]) * now / before for group in self.optimizer.param_groups]
 
     def _factor(self, step: int) -> float:
         """1 + (k - 1) · share of the warm-up that is over."""
-        share = 1.0 if step >= self.num_steps else max(step, 0) / self.num_steps
+        share = 1.0 if step >= self.num_steps else step / self.num_steps
         return 1 + (self.scale - 1) * share
