@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 __all__ = ["RankError", "run"]
 
@@ -35,7 +36,7 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     processes: list[BaseProcess] = []
     readers: list[Connection] = []
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     try:
         for rank in range(world):
             reader, writer = context.Pipe(duplex=False)
@@ -45,8 +46,8 @@ def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
             processes.append(process)
             readers.append(reader)
         results = _collect(readers)
-        for process in processes:
-            process.join(5)
+        for finished in processes:
+            finished.join(5)
         return results
     finally:
         _end(processes)
@@ -92,7 +93,7 @@ def _be_rank(rank: int, world: int, port: int, writer: Connection, function: Cal
     torch.manual_seed(0)
     try:
         timeout = timedelta(seconds=_TIMEOUT_S)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
         # Pickled by hand: multiprocessing would pass tensors as shared memory, which dies with this process.
         answer = pickle.dumps((True, function(*args)))

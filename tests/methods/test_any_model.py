@@ -69,14 +69,17 @@ def _branches(**settings: Any) -> dict[str, Tensor]:
 
 
 def _statistics(policy: str) -> tuple[Tensor, Tensor, int]:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    norm = nn.BatchNorm1d(2)
+    model = nn.Sequential(norm, nn.Linear(2, 1))
     parallel = DataParallel(model, sgd(model), buffers=policy)
     for step in range(3):
         model(torch.full((2, 2), float(10 * dist.get_rank() + step))).sum().backward()
         parallel.step()
-    own = model[0].running_mean.clone()  # type: ignore[union-attr,operator]
+    assert norm.running_mean is not None
+    assert norm.num_batches_tracked is not None
+    own = norm.running_mean.clone()
     parallel.synchronize()
-    return own, model[0].running_mean.clone(), int(model[0].num_batches_tracked)  # type: ignore
+    return own, norm.running_mean.clone(), int(norm.num_batches_tracked)
 
 
 def _dtypes() -> list[Tensor]:
@@ -123,7 +126,7 @@ def _refusals() -> list[str]:
         (nn.Tanh(), {}),
     ):
         try:
-            DataParallel(model, sgd(plain), **settings)  # type: ignore[arg-type]
+            DataParallel(model, sgd(plain), **settings)
         except MethodError as error:
             found.append(str(error))
     return found

@@ -98,8 +98,9 @@ def _resume(saved: tuple[dict[str, Any], dict[str, Any], dict[str, Any]], settin
     model = make_model()
     optimizer = _momentum(model)
     parallel = DataParallel(model, optimizer, **settings)
-    for part, state in zip((model, optimizer, parallel), saved, strict=True):
-        part.load_state_dict(state)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    parallel.load_state_dict(saved[2])
     step_through(model, parallel, _STEPS, first=_STEPS)
     return flat_weights(model)
 
@@ -120,11 +121,16 @@ def test_every_legal_combination_keeps_the_contract(name):
             assert torch.equal(rank["synchronized"], found[0]["synchronized"]), label
         if _meets_at_the_end(sync, _EXCHANGES[name]):
             assert all(torch.equal(rank["weights"], found[0]["weights"]) for rank in found), label
-        if compression.is_lossless and not isinstance(sync, PostLocalSGD) and "two levels" not in name:
+        if compression.is_lossless and _is_whole_round(sync) and "two levels" not in name:
             sent, messages = found[0]["explained"]
             # Gossip by a matrix: ranks at the ends have fewer partners than the average.
             mean = [sum(rank[key] for rank in found) / _WORLD for key in ("sent_bytes", "messages")]
             assert mean == pytest.approx([sent, messages], rel=0.01), label
+
+
+def _is_whole_round(sync: Sync) -> bool:
+    """Whether four steps have as many exchanges as the formula's average says: partners rotate over two turns."""
+    return not isinstance(sync, PostLocalSGD) and not (isinstance(sync, LocalSGD) and sync.parts > 1)
 
 
 def _meets_at_the_end(sync: Sync, exchange: Exchange) -> bool:

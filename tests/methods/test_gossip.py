@@ -13,7 +13,7 @@ from sandtable.errors import MethodError
 from sandtable.methods import Exchange, Gossip, NoCompression
 from sandtable.methods.compression import Compression
 from sandtable.methods.exchange import Line
-from sandtable.methods.exchange.partners import FixedPartners, RotatingPartners
+from sandtable.methods.exchange.partners import RotatingPartners
 from sandtable.methods.flat import Vector
 from sandtable.methods.wire import Wire
 
@@ -70,7 +70,7 @@ def _disagreement(vectors: Tensor) -> float:
 
 @pytest.mark.parametrize(("name", "partners"), [("rotating", RotatingPartners(_WORLD)), ("one way", None)])
 def test_a_turn_multiplies_by_its_mixing_matrix(ranks, name, partners):
-    partners = partners or FixedPartners(Gossip(_ONE_WAY).matrix)
+    partners = partners or Gossip(_ONE_WAY).partners(_WORLD)
     history = _history(ranks, name)
     for turn in range(6):
         torch.testing.assert_close(history[turn + 1], partners.matrix(turn) @ history[turn], rtol=1e-5, atol=1e-6)
@@ -84,7 +84,7 @@ def test_the_mean_of_all_ranks_is_conserved(ranks, name):
 
 @pytest.mark.parametrize(("name", "partners"), [("rotating", RotatingPartners(_WORLD)), ("one way", None)])
 def test_disagreement_shrinks_as_the_matrix_promises(ranks, name, partners):
-    partners = partners or FixedPartners(Gossip(_ONE_WAY).matrix)
+    partners = partners or Gossip(_ONE_WAY).partners(_WORLD)
     history = _history(ranks, name)
     for turn in range(6):
         second_singular_value = float(torch.linalg.svdvals(partners.matrix(turn))[1])

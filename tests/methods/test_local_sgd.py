@@ -28,7 +28,7 @@ _WAYS: dict[str, dict[str, Any]] = {
 
 
 def _train_in_several_ways() -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, settings in _WAYS.items():
         model, parallel = train(4, **settings)
         found[name] = flat_weights(model)
@@ -122,7 +122,7 @@ def _by_hand(period: int, num_steps: int, order: str) -> list[torch.Tensor]:
         for model, gradient in zip(models, gradients, strict=True):
             with torch.no_grad():
                 for parameter, part in zip(model.parameters(), gradient, strict=True):
-                    parameter -= 0.1 * part
+                    parameter.sub_(part, alpha=0.1)
         if order == "after" and step % period == 0:
             _average(models)
     return [flat_weights(model) for model in models]
@@ -131,7 +131,7 @@ def _by_hand(period: int, num_steps: int, order: str) -> list[torch.Tensor]:
 @torch.no_grad()
 def _average(models: list[torch.nn.Module]) -> None:
     for same in zip(*(model.parameters() for model in models), strict=True):
-        mean = sum(same) / len(same)  # type: ignore[arg-type]
+        mean = sum(same) / len(same)
         for parameter in same:
             parameter.copy_(mean)
 

@@ -53,11 +53,12 @@ class Wire:
         if num_nodes not in self._divisions:
             ranks = dist.get_process_group_ranks(self.group)
             width = self.size // num_nodes
-            groups = [ranks[start : start + width] for start in range(0, self.size, width)] + [ranks[::width]]
-            wires = [self._branch(members) for members in groups]
-            inner = wires[self.rank // width]
-            assert inner is not None
-            self._divisions[num_nodes] = (inner, wires[-1])
+            node, place = divmod(self.rank, width)
+            inner = self._branch(ranks[node * width : (node + 1) * width])
+            # Every rank joins a group of those in the same place of their nodes, though only the first ones use it:
+            # torch names groups by how many a rank has, so all must have the same number.
+            between = self._branch(ranks[place::width])
+            self._divisions[num_nodes] = (inner, between if place == 0 else None)
         return self._divisions[num_nodes]
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -115,11 +116,8 @@ class Wire:
         received = self.exchange_messages(dict.fromkeys(others, message), others, capacity_bytes=capacity_bytes)
         return [message if peer == self.rank else received[peer] for peer in range(self.size)]
 
-    def _branch(self, members: list[int]) -> "Wire | None":
-        group = dist.new_group(members, use_local_synchronization=True)
-        if dist.get_rank() not in members:
-            return None
-        self.branches.append(Wire(group))
+    def _branch(self, members: list[int]) -> "Wire":
+        self.branches.append(Wire(dist.new_group(members, use_local_synchronization=True)))
         return self.branches[-1]
 
     def _exchange_framed(
