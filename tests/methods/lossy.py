@@ -19,18 +19,19 @@ class LargestHalf(Compression):
     is_sparse: ClassVar[bool] = True
     is_lossless: ClassVar[bool] = False
 
-    def codec(self, num_elements: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Codec:
-        return _LargestHalf(num_elements, error_feedback=self.error_feedback)
+    def _codec(self, num_elements: int, dtype: torch.dtype, device: torch.device, seed: int) -> Codec:
+        return _LargestHalf(num_elements, dtype, device, error_feedback=self.error_feedback)
 
     def message_bytes(self, num_elements: int, dtype: torch.dtype) -> float:
         return 8 * num_elements / 2
 
 
 class _LargestHalf(Codec):
-    def __init__(self, num_elements: int, *, error_feedback: bool) -> None:
+    def __init__(self, num_elements: int, dtype: torch.dtype, device: torch.device, *, error_feedback: bool) -> None:
+        super().__init__(num_elements, dtype, device)
         self._residual = torch.zeros(num_elements) if error_feedback else None
 
-    def encode(self, vector: Tensor) -> Tensor:
+    def _encode(self, vector: Tensor) -> Tensor:
         full = vector.float() if self._residual is None else vector.float() + self._residual
         indices = (full.abs() >= full.abs().mean()).nonzero().flatten().to(torch.int32)
         values = full[indices.long()]
@@ -38,15 +39,13 @@ class _LargestHalf(Codec):
             self._residual = full.index_fill(0, indices.long(), 0)
         return torch.cat([indices.view(torch.uint8), values.contiguous().view(torch.uint8)])
 
-    def decode(self, message: Tensor, out: Tensor) -> None:
-        out.zero_()
-        self.add(message, out)
-
-    def add(self, message: Tensor, out: Tensor, weight: float = 1.0) -> None:
+    def _decode(self, message: Tensor, out: Tensor, weight: float | None) -> None:
+        if weight is None:
+            out.zero_()
         half = len(message) // 2
         indices = message[:half].clone().view(torch.int32).long()
         values = message[half:].clone().view(torch.float32).to(out.dtype)
-        out.index_add_(0, indices, values * weight)
+        out.index_add_(0, indices, values * (1.0 if weight is None else weight))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._residual is None else {"residual": self._residual.clone()}

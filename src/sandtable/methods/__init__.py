@@ -5,7 +5,18 @@ Three choices make a method: *when* ranks exchange (`sync`), *with whom* (`excha
 loop stays yours.
 """
 
-from sandtable.methods.compression import Codec, Compression, NoCompression
+from sandtable.methods.compression import (
+    QSGD,
+    Codec,
+    Compression,
+    Half,
+    NoCompression,
+    PowerSGD,
+    RandomK,
+    Sign,
+    Threshold,
+    TopK,
+)
 from sandtable.methods.data_parallel import DataParallel
 from sandtable.methods.exchange import AllReduce, Exchange, Gossip, Hierarchical
 from sandtable.methods.explain import Explanation
@@ -26,6 +37,7 @@ from sandtable.methods.sync import (
 from sandtable.methods.warm_up import WarmUp
 
 __all__ = [
+    "QSGD",
     "AllReduce",
     "BulkSynchronous",
     "Codec",
@@ -36,6 +48,7 @@ __all__ = [
     "Exchange",
     "Explanation",
     "Gossip",
+    "Half",
     "Hierarchical",
     "LocalSGD",
     "Measurement",
@@ -43,9 +56,14 @@ __all__ = [
     "NoCompression",
     "NoLoCo",
     "PostLocalSGD",
+    "PowerSGD",
+    "RandomK",
     "Record",
+    "Sign",
     "SlowMo",
     "SparseLoCo",
     "Sync",
+    "Threshold",
+    "TopK",
     "WarmUp",
 ]
