@@ -22,7 +22,9 @@ from sandtable.methods.exchange import AllReduce, Exchange, Gossip, Hierarchical
 from sandtable.methods.explain import Explanation
 from sandtable.methods.measurement import Measurement
 from sandtable.methods.record import Record
+from sandtable.methods.server import Checkpoints, ParameterServer, ServerClient, ServerReport, serve
 from sandtable.methods.sync import (
+    Asynchronous,
     BulkSynchronous,
     Consensus,
     DiLoCo,
@@ -32,6 +34,7 @@ from sandtable.methods.sync import (
     PostLocalSGD,
     SlowMo,
     SparseLoCo,
+    StaleSynchronous,
     Sync,
 )
 from sandtable.methods.warm_up import WarmUp
@@ -39,7 +42,9 @@ from sandtable.methods.warm_up import WarmUp
 __all__ = [
     "QSGD",
     "AllReduce",
+    "Asynchronous",
     "BulkSynchronous",
+    "Checkpoints",
     "Codec",
     "Compression",
     "Consensus",
@@ -55,15 +60,20 @@ __all__ = [
     "Nesterov",
     "NoCompression",
     "NoLoCo",
+    "ParameterServer",
     "PostLocalSGD",
     "PowerSGD",
     "RandomK",
     "Record",
+    "ServerClient",
+    "ServerReport",
     "Sign",
     "SlowMo",
     "SparseLoCo",
+    "StaleSynchronous",
     "Sync",
     "Threshold",
     "TopK",
     "WarmUp",
+    "serve",
 ]

@@ -1,0 +1,127 @@
+"""The directory: where each server can be reached.
+
+Either the addresses are given, or servers take a free port and write it into torch's key-value store, the one torchrun
+keeps for the job. Workers look an address up again whenever they have to connect again, since a server that was
+restarted may have another one. Once connected they need the store no more.
+"""
+
+import contextlib
+import os
+import socket
+from abc import ABC, abstractmethod
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from sandtable.errors import MethodError
+from sandtable.methods.server.settings import ParameterServer
+
+__all__ = ["Address", "Directory", "directory_for"]
+
+Address = tuple[str, int]
+
+
+class Directory(ABC):
+    """Where servers are."""
+
+    @abstractmethod
+    def find(self, shard: int) -> Address | None:
+        """Where `shard` is reached, or None if that is not known yet."""
+
+    @abstractmethod
+    def place(self, shard: int) -> Address:
+        """Where the server of `shard` shall listen; port 0 is any free one."""
+
+    @abstractmethod
+    def announce(self, shard: int, address: Address) -> None:
+        """Make known that the server of `shard` listens at `address`."""
+
+
+class Given(Directory):
+    """Addresses that the user fixed."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self._addresses = [_parse(address) for address in addresses]
+
+    def find(self, shard: int) -> Address | None:
+        return self._addresses[shard]
+
+    def place(self, shard: int) -> Address:
+        return self._addresses[shard]
+
+    def announce(self, shard: int, address: Address) -> None:
+        """Everybody knows."""
+
+
+class InStore(Directory):
+    """Addresses in a store of torch."""
+
+    def __init__(self, store: Store, *, host: str) -> None:
+        self._store = store
+        self._host = host
+        self._last: dict[int, Address] = {}
+
+    def find(self, shard: int) -> Address | None:
+        # The store may die with the process that hosts it; the server's last address is still good.
+        with contextlib.suppress(RuntimeError):
+            if self._store.check([_key(shard)]):
+                self._last[shard] = _parse(self._store.get(_key(shard)).decode())
+        return self._last.get(shard)
+
+    def place(self, shard: int) -> Address:
+        return self._host, 0
+
+    def announce(self, shard: int, address: Address) -> None:
+        self._store.set(_key(shard), f"{address[0]}:{address[1]}")
+
+
+def directory_for(settings: ParameterServer, store: Store | None) -> Directory:
+    """Addresses as given, else through `store`, else through the store at MASTER_ADDR that torchrun keeps."""
+    if settings.addresses is not None:
+        return Given(settings.addresses)
+    if store is not None:
+        return InStore(store, host=_own_host(os.environ.get("MASTER_ADDR", "127.0.0.1")))
+    return InStore(_store_of_job(settings.timeout_s), host=_own_host(os.environ["MASTER_ADDR"]))
+
+
+def _store_of_job(timeout_s: float) -> Store:
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except KeyError as missing:
+        raise MethodError(
+            f"servers and workers must find each other, but {missing.args[0]} is not set; start them with torchrun, "
+            'or give addresses, as in ParameterServer(shards=1, addresses=("10.0.0.1:5000",))'
+        ) from None
+    # torchrun keeps a store for its ranks; without torchrun rank 0 does, unless its process group has done so already.
+    hosts = (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        and os.environ.get("RANK") == "0"
+        and not dist.is_initialized()
+    )
+    store = TCPStore(
+        host, port, is_master=hosts, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"sandtable/{attempt}", store)
+
+
+def _own_host(peer: str) -> str:
+    """The address of this machine on the way to `peer`. Connecting a UDP socket sends nothing, but chooses the way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _parse(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise MethodError(f'an address must read "host:port", but got "{text}"; as in "10.0.0.1:5000"')
+    return host, int(port)
+
+
+def _key(shard: int) -> str:
+    return f"server/{shard}"

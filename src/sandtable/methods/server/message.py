@@ -1,0 +1,196 @@
+"""Messages between workers and servers, and the channel that carries them.
+
+    "SAND"  kind  0 0 0   header length   payload length   |  header (JSON object)  |  payload (raw bytes)
+      4       1     3          4                8
+
+Little-endian. The header is small and readable; gradients and weights are the payload, sent from and received into the
+tensors' own memory. Nothing that arrives is ever unpickled, and nothing is allocated for a length above the limit.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+__all__ = ["HEAD_BYTES", "Channel", "Kind", "MalformedError", "Message", "tune"]
+
+_HEAD = struct.Struct("<4sB3xIQ")
+_MAGIC = b"SAND"
+_MAX_HEADER_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 16
+HEAD_BYTES = _HEAD.size
+
+
+class Kind(IntEnum):
+    """What a message asks or says."""
+
+    HELLO = 1
+    JOIN = 2
+    PUSH = 3
+    PULL = 4
+    BARRIER = 5
+    DONE = 6
+    ANSWER = 7
+    REFUSAL = 8
+
+
+class MalformedError(Exception):
+    """Bytes that are no message of this protocol. The connection they came on cannot be trusted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `payload` is valid until the next one is received on its channel."""
+
+    kind: Kind
+    fields: dict[str, Any]
+    payload: memoryview
+
+    def integer(self, name: str, *, default: int | None = None) -> int:
+        """A whole number of the header, 0 or more."""
+        value = self.fields.get(name, default)
+        if type(value) is not int or value < 0:
+            raise MalformedError(f"{self.kind.name} must have a whole number '{name}', but has {value!r}")
+        return value
+
+    def number(self, name: str) -> float:
+        value: Any = self.fields.get(name)
+        if type(value) not in (int, float) or not value >= 0:
+            raise MalformedError(f"{self.kind.name} must have a number '{name}', but has {value!r}")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        value = self.fields.get(name)
+        if type(value) is not str:
+            raise MalformedError(f"{self.kind.name} must have a text '{name}', but has {value!r}")
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        value = self.fields.get(name, [])
+        if type(value) is not list or not all(type(entry) is int and entry >= 0 for entry in value):
+            raise MalformedError(f"{self.kind.name} must have whole numbers '{name}', but has {value!r}")
+        return value
+
+
+class Channel:
+    """A connected socket that speaks messages and counts them. One thread uses it at a time.
+
+    `stall_s` is how long it waits, in the middle of a message, for the other side to take or give one more byte.
+    """
+
+    def __init__(self, sock: socket.socket, *, limit_bytes: int, stall_s: float) -> None:
+        self._socket = sock
+        self._limit_bytes = limit_bytes
+        self._stall_s = stall_s
+        self._buffer = bytearray()
+        self.num_sent = 0
+        self.num_received = 0
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def send(self, kind: Kind, fields: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:
+        header = json.dumps(fields, separators=(",", ":")).encode()
+        size = sum(view.nbytes for view in payload)
+        opening = _HEAD.pack(_MAGIC, kind, len(header), size) + header
+        if size <= _SMALL_BYTES:
+            # One packet instead of two.
+            self._put(memoryview(b"".join([opening, *payload])))
+        else:
+            self._put(memoryview(opening))
+            for view in payload:
+                self._put(view)
+        self.num_sent += 1
+
+    def receive(self, *, wait_s: float | None = None, into: memoryview | None = None) -> Message | None:
+        """The next message, or None if the other side has closed. Waits `wait_s` for its first byte (None: for ever).
+
+        A payload of exactly the size of `into` is received there, any other in a buffer of the channel.
+        """
+        head = bytearray(HEAD_BYTES)
+        if not self._take(memoryview(head), first_wait_s=wait_s, may_end=True):
+            return None
+        magic, kind, header_length, payload_length = _HEAD.unpack(head)
+        if magic != _MAGIC or kind not in Kind._value2member_map_:
+            raise MalformedError(
+                f"a message must begin with {_MAGIC!r} and a known kind, but began with {bytes(head)!r}"
+            )
+        if header_length > _MAX_HEADER_BYTES or payload_length > self._limit_bytes:
+            raise MalformedError(
+                f"a message may have {_MAX_HEADER_BYTES} bytes of header and {self._limit_bytes} of payload here, "
+                f"but {Kind(kind).name} announces {header_length} and {payload_length}"
+            )
+        header = bytearray(header_length)
+        self._take(memoryview(header), first_wait_s=self._stall_s)
+        payload = self._room(payload_length, into)
+        self._take(payload, first_wait_s=self._stall_s)
+        self.num_received += 1
+        return Message(Kind(kind), _object(header), payload)
+
+    def close(self) -> None:
+        """Close at once; a thread that waits on this channel wakes up."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _room(self, size: int, into: memoryview | None) -> memoryview:
+        if into is not None and into.nbytes == size:
+            return into
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
+
+    def _put(self, view: memoryview) -> None:
+        self._socket.settimeout(self._stall_s)
+        while view.nbytes:
+            sent = self._socket.send(view)
+            self.sent_bytes += sent
+            view = view[sent:]
+
+    def _take(self, view: memoryview, *, first_wait_s: float | None, may_end: bool = False) -> bool:
+        """Fill `view`. False if the other side closed before its first byte and that is allowed."""
+        filled = 0
+        while filled < view.nbytes:
+            self._socket.settimeout(first_wait_s if filled == 0 else self._stall_s)
+            count = self._socket.recv_into(view[filled:])
+            if count == 0:
+                if filled == 0 and may_end:
+                    return False
+                raise ConnectionResetError("the connection closed in the middle of a message")
+            filled += count
+            self.received_bytes += count
+        return True
+
+
+def tune(sock: socket.socket, *, timeout_s: float) -> None:
+    """Small messages go at once, and the kernel tells within `timeout_s` when the other machine is gone.
+
+    A process that dies closes its connections, and the other side knows at once. A machine or a cable that dies says
+    nothing: the kernel then probes an idle connection three times in that while, and gives up unanswered data after it.
+    Probes are answered by the other kernel, so a peer that computes for an hour is not taken for dead.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    quarter_s = max(1, int(timeout_s / 4))
+    for name, value in (
+        ("TCP_KEEPIDLE", quarter_s),
+        ("TCP_KEEPINTVL", quarter_s),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(timeout_s * 1000)),
+    ):
+        # Linux has them all; elsewhere the kernel's own, longer patience stays.
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _object(header: bytearray) -> dict[str, Any]:
+    try:
+        fields = json.loads(header)
+    except ValueError:
+        raise MalformedError(f"a header must be JSON, but got {bytes(header[:40])!r}") from None
+    if type(fields) is not dict:
+        raise MalformedError(f"a header must be a JSON object, but got {bytes(header[:40])!r}")
+    return fields

@@ -1,0 +1,235 @@
+"""`serve`: be the server of one shard until the workers are done."""
+
+import contextlib
+import importlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch._C._distributed_c10d import Store
+
+from sandtable.errors import MethodError
+from sandtable.methods.server.checkpoint import checkpoint_path, read_checkpoint
+from sandtable.methods.server.coding import Decoder, SettingsOfCodec, limit_bytes, lossy
+from sandtable.methods.server.directory import Directory, directory_for
+from sandtable.methods.server.discipline import Discipline, discipline_for
+from sandtable.methods.server.members import Members, State
+from sandtable.methods.server.message import Channel, tune
+from sandtable.methods.server.plan import Plan
+from sandtable.methods.server.service import Identity, Service, Tally
+from sandtable.methods.server.settings import Checkpoints, ParameterServer
+from sandtable.methods.server.shard import OptimizerFactory, Shard
+
+__all__ = ["ServerReport", "serve"]
+
+_TICK_S = 0.2
+_FAREWELL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """What one server did. `updates` is the version of its weights, `first_version` the one it began with.
+
+    A *lead* is how many steps a worker was ahead of the slowest when it got weights; a *delay* is how many updates the
+    weights had had, when a gradient was applied, since the worker took those it was computed on.
+    """
+
+    shard: int
+    first_version: int
+    updates: int
+    done: tuple[int, ...]
+    lost: tuple[int, ...]
+    was_stopped: bool
+    num_messages: int
+    sent_bytes: int
+    received_bytes: int
+    num_late: int
+    num_refused: int
+    num_checkpoints: int
+    checkpoint_s: float
+    largest_lead: int
+    largest_delay: int
+    mean_delay: float
+
+
+def serve(
+    model: nn.Module,
+    optimizer: OptimizerFactory,
+    *,
+    exchange: ParameterServer,
+    sync: object,
+    compression: SettingsOfCodec | None = None,
+    checkpoints: Checkpoints | None = None,
+    store: Store | None = None,
+    shard: int | None = None,
+    workers: int | None = None,
+) -> ServerReport:
+    """Hold a shard of `model` and update it by what workers push, until all of them are done or lost.
+
+    `optimizer` makes the server's optimizer, as `lambda named: torch.optim.Adam(named, lr=1e-3)`. `sync`, `compression`
+    and `exchange` must be those of the workers. With `checkpoints`, a server that is started again goes on from its
+    last one; no more than `checkpoints.every - 1` acknowledged updates are lost. `shard` (which one) and `workers` (how
+    many are expected at the start) are known from torchrun unless given. SIGTERM ends it after a last checkpoint.
+    """
+    if shard is None or workers is None:
+        role = exchange.role
+        shard, workers = (role.shard if shard is None else shard), (role.num_workers if workers is None else workers)
+    if shard is None or not 0 <= shard < exchange.shards:
+        raise MethodError(
+            f"shard must be one of 0 to {exchange.shards - 1}, but got {shard}; call serve on servers only"
+        )
+    # Optimizers import this at their first step, for seconds, while the first worker would wait.
+    importlib.import_module("torch._dynamo")
+    compression = lossy(compression)
+    plan = Plan.make(model, num_shards=exchange.shards, cut=exchange.cut)
+    held, members = Shard(model, plan.shards[shard], optimizer), Members(range(workers))
+    discipline = discipline_for(sync, held, members)
+    path = None
+    if checkpoints is not None:
+        path = checkpoint_path(checkpoints.directory, shard=shard, num_shards=exchange.shards)
+        _restore(path, held, members, discipline, plan.digest)
+    service = Service(
+        held,
+        members,
+        discipline,
+        Decoder(held.parts, compression),
+        identity=Identity(shard=shard, digest=plan.digest, sync=repr(sync), compression=repr(compression)),
+        timeout_s=exchange.timeout_s,
+    )
+    if checkpoints is not None and path is not None:
+        service.keep(path, every=checkpoints.every)
+    first_version = held.version
+    directory = directory_for(exchange, store)
+    with _terminated() as stop:
+        with _listening(service, held, directory, shard, exchange.timeout_s) as threads:
+            try:
+                _watch(service, members, stop, timeout_s=exchange.timeout_s, shard=shard)
+            finally:
+                # The last answers, or the reason of a failure, are on their way; workers hang up when they have them.
+                if not stop.is_set():
+                    _join(threads, _FAREWELL_S)
+        with service.changed:
+            service.save()
+    return _report(service.tally, members, held, shard=shard, first_version=first_version, was_stopped=stop.is_set())
+
+
+def _report(
+    tally: Tally, members: Members, held: Shard, *, shard: int, first_version: int, was_stopped: bool
+) -> ServerReport:
+    return ServerReport(
+        shard=shard,
+        first_version=first_version,
+        updates=held.version,
+        done=members.numbers(State.DONE),
+        lost=members.numbers(State.LOST),
+        was_stopped=was_stopped,
+        num_messages=tally.num_messages,
+        sent_bytes=tally.sent_bytes,
+        received_bytes=tally.received_bytes,
+        num_late=tally.num_late,
+        num_refused=tally.num_refused,
+        num_checkpoints=tally.num_checkpoints,
+        checkpoint_s=tally.checkpoint_s,
+        largest_lead=tally.largest_lead,
+        largest_delay=tally.largest_delay,
+        mean_delay=tally.total_delay / max(1, tally.num_pushes),
+    )
+
+
+def _restore(path: Path, held: Shard, members: Members, discipline: Discipline, digest: str) -> None:
+    """Go on from the checkpoint, if there is one."""
+    state = read_checkpoint(path, digest=digest)
+    if state is not None:
+        held.load_state_dict(state)
+        members.expect_again(state["members"])
+        discipline.resume(state["clock"])
+
+
+def _watch(service: Service, members: Members, stop: threading.Event, *, timeout_s: float, shard: int) -> None:
+    """Return when all workers are done or lost, or `stop` is set. Workers are expected for `timeout_s`."""
+    begin = alone_since = time.monotonic()
+    with service.changed:
+        while not stop.is_set():
+            if service.failure is not None:
+                raise service.failure
+            now = time.monotonic()
+            service.tick(expect=now - begin < timeout_s)
+            if members.waited_for:
+                alone_since = now
+            elif members.numbers(State.DONE):
+                return
+            elif now - alone_since > timeout_s:
+                lost = ", ".join(str(worker) for worker in members.numbers(State.LOST)) or "none was ever there"
+                raise MethodError(
+                    f"the server of shard {shard} must have workers, but was without any for {timeout_s:g} s and none "
+                    f"had finished (lost: {lost}); start workers again, then this server from its checkpoint"
+                )
+            service.changed.wait(_TICK_S)
+
+
+@contextlib.contextmanager
+def _listening(
+    service: Service, held: Shard, directory: Directory, shard: int, timeout_s: float
+) -> Iterator[list[threading.Thread]]:
+    """Accept connections meanwhile, one thread for each; then close them."""
+    threads: list[threading.Thread] = []
+    over = threading.Event()
+    place = directory.place(shard)
+    try:
+        listener = socket.create_server(place, backlog=128)
+    except OSError as error:
+        raise MethodError(
+            f"the server of shard {shard} must listen at {place[0]}:{place[1]}, but {error}; give a free one"
+        ) from None
+    listener.settimeout(_TICK_S)
+
+    def accept() -> None:
+        while not over.is_set():
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            tune(sock, timeout_s=timeout_s)
+            channel = Channel(sock, limit_bytes=limit_bytes(held.parts), stall_s=timeout_s)
+            thread = threading.Thread(target=service.attend, args=(channel,), daemon=True)
+            threads[:] = [one for one in threads if one.is_alive()]
+            threads.append(thread)
+            thread.start()
+
+    acceptor = threading.Thread(target=accept, daemon=True)
+    acceptor.start()
+    directory.announce(shard, (place[0], listener.getsockname()[1]))
+    try:
+        yield threads
+    finally:
+        over.set()
+        listener.close()
+        service.close()
+        _join([acceptor, *threads], _FAREWELL_S)
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets, in the main thread; elsewhere signals cannot be caught, and it is never set."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,36 @@
+"""The example of docs/servers.md under real torchrun: roles by rank, addresses through torchrun's store."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server.py"
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("flags", [["--sync", "async"], ["--sync", "stale", "--bound", "2"], ["--sync", "bulk"]])
+def test_two_workers_and_two_servers_train(flags, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(EXAMPLE)]
+    done = subprocess.run(
+        [*command, *flags, "--steps", "120", "--checkpoints", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    accuracies = re.findall(r"^worker \d: accuracy (\S+) ", done.stdout, re.MULTILINE)
+    assert len(accuracies) == 2
+    # After `synchronize` both have the servers' weights.
+    assert accuracies[0] == accuracies[1]
+    assert float(accuracies[0]) > 0.85
+    updates = re.findall(r"^server \d: (\d+) updates", done.stdout, re.MULTILINE)
+    assert updates == (["120", "120"] if "bulk" in flags else ["240", "240"])
+    leads = [int(lead) for lead in re.findall(r"largest lead (\d+)", done.stdout)]
+    assert "stale" not in flags or max(leads) <= 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-0-of-2.pt", "shard-1-of-2.pt"]
