@@ -9,6 +9,7 @@
     ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
     ├── LabError                a lab that cannot be built here, or a command it cannot run
     ├── MethodError             a way to train that cannot work as combined, or was used in a way it does not allow
+    ├── StudyError              a study that cannot be made: wrong settings, missing data, a run that failed
     ├── ReportError             a report that cannot be made: no summary, or one of another version
     ├── BuildError              the C++ cores of the virtual GPU and of the clock could not be compiled or loaded
     └── ValidationSetError      a file of published rows that is malformed or cannot be rehearsed
@@ -28,6 +29,7 @@ __all__ = [
     "SandtableError",
     "ScriptError",
     "SimulationError",
+    "StudyError",
     "TraceError",
     "ValidationSetError",
 ]
@@ -91,6 +93,10 @@ class ReportError(SandtableError):
 
 class BuildError(SandtableError):
     """The C++ core of the virtual GPU could not be built or loaded."""
+
+
+class StudyError(SandtableError):
+    """A study whose settings, data or results are not what they must be, or one of whose runs failed."""
 
 
 class ValidationSetError(SandtableError):

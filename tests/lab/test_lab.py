@@ -100,3 +100,13 @@ def test_torchrun_all_reduce_across_four_hosts_gives_the_sum() -> None:
     result = Lab(plan).run(command, show=lambda _, line: lines.append(line), timeout_s=120)
     assert result.exit_code == 0, lines
     assert sum("sum 10.0 of 4 on host" in line for line in lines) == 4, lines
+
+
+def test_hosts_know_each_other_without_asking_so_that_there_may_be_many() -> None:
+    """The kernel's table of learned neighbours is one for all namespaces, and 40 × 39 do not fit into it."""
+    lines: list[str] = []
+    with Lab(Plan.uniform(40, bandwidth_bytes_per_s=0)) as lab:
+        result = lab.run(["ip", "neigh", "show"], show=lambda _, line: lines.append(line), timeout_s=60)
+    assert result.exit_code == 0
+    assert sum("PERMANENT" in line for line in lines) == 40 * 39
+    assert remains() == []

@@ -6,10 +6,12 @@ import signal
 import socket
 import time
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.vgpu.test_launcher import ROOT, job
 
+from sandtable.vgpu.child import Child
 from sandtable.vgpu.launcher import launch
 from sandtable.vgpu.processes import cpu_ticks
 from sandtable.vgpu.turns import Turn, Turns
@@ -114,7 +116,7 @@ def test_a_rank_that_wants_a_core_and_does_not_get_it_is_not_idle():
     try:
         turns._next_look = 0.0
         turns._ticks = cpu_ticks(busy)
-        turns.look([SimpleNamespace(process=busy)])
+        turns.look([cast(Child, SimpleNamespace(process=busy))])
         os.set_blocking(take, False)
         with pytest.raises(BlockingIOError):
             os.read(take, 1)

@@ -50,6 +50,7 @@ class Network:
             if host.bandwidth_bytes_per_s:
                 self._slow(self.namespaces[index], INTERFACE, host.bandwidth_bytes_per_s)
                 self._slow(self.switches, f"port{index}", host.bandwidth_bytes_per_s)
+        self._introduce()
 
     def remove(self) -> None:
         """Remove what there is."""
@@ -97,8 +98,25 @@ class Network:
         # Pieces small enough to pass a token bucket whole: cutting them up there would cost processor time.
         size = str(SEGMENT_BYTES)
         iproute.call("ip", "-n", namespace, "link", "set", INTERFACE, "gso_max_size", size)
+        iproute.call("ip", "-n", namespace, "link", "set", INTERFACE, "address", _hardware_address(index))
         iproute.call("ip", "-n", namespace, "link", "set", INTERFACE, "up")
         self._choose_congestion_control(namespace)
+
+    def _introduce(self) -> None:
+        """Tell every host the hardware address of every other, for good.
+
+        What hosts learn by asking goes into a table that all namespaces of a machine share, 1024 entries long as a
+        rule: from 33 hosts on (33 × 32 entries) some would find no route to others. What is told does not count.
+        """
+        for own, namespace in enumerate(self.namespaces):
+            others = [index for index in range(len(self.namespaces)) if index != own]
+            iproute.call_many(
+                namespace,
+                [
+                    f"neigh add {self.addresses[index]} lladdr {_hardware_address(index)} dev {INTERFACE} nud permanent"
+                    for index in others
+                ],
+            )
 
     def _choose_congestion_control(self, namespace: str) -> None:
         """The kernel's usual one, where this machine prefers another: BBR, for one, pauses to measure."""
@@ -134,6 +152,11 @@ class Network:
 
     def _in_switches(self, *words: str) -> None:
         iproute.call("ip", "-n", self.switches, *words)
+
+
+def _hardware_address(index: int) -> str:
+    """An address of the kind that everybody may give out (its second bit is set)."""
+    return f"02:53:00:00:00:{index:02x}"
 
 
 def remove_namespace(name: str) -> None:

@@ -28,6 +28,7 @@ from sandtable.methods.flat import flatten
 from sandtable.methods.lane import Lane
 from sandtable.methods.record import Record
 from sandtable.methods.rules import check
+from sandtable.methods.server import ParameterServer
 from sandtable.methods.sync import BulkSynchronous, Setup, Sync
 from sandtable.methods.wire import Wire
 from sandtable.units import MIB
@@ -50,7 +51,7 @@ class DataParallel:
         optimizer: Optimizer,
         *,
         sync: Sync | None = None,
-        exchange: Exchange | None = None,
+        exchange: Exchange | ParameterServer | None = None,
         compression: Compression | None = None,
         group: dist.ProcessGroup | None = None,
         overlap: bool = True,
@@ -59,6 +60,11 @@ class DataParallel:
         seed: int = 0,
     ) -> None:
         self.sync: Sync = BulkSynchronous() if sync is None else sync
+        if isinstance(exchange, ParameterServer):
+            raise MethodError(
+                "DataParallel must be given an exchange between workers, but got a parameter server, whose workers are "
+                "ServerClient(model, optimizer, sync=..., exchange=...) with the same step()"
+            )
         self.exchange: Exchange = AllReduce() if exchange is None else exchange
         self.compression: Compression = NoCompression() if compression is None else compression
         self.wire = Wire(group)

@@ -1,0 +1,88 @@
+"""Batches of one worker: its share of each epoch's order, turned from bytes into what the model takes.
+
+All workers draw the same order of the whole data set from (seed, epoch) and take every P-th image of it, so that
+together they go through the images once an epoch, and no two of them see the same one. Every worker does the same
+number of steps; the few images that do not fill a step of all workers wait for another epoch's order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sandtable.study.data import ImageSet, Part
+from sandtable.study.data.image_set import Pixels
+
+__all__ = ["Batches", "as_input", "batches_of", "shifted"]
+
+_SHIFT = 2
+"""Pixels that an augmented image may be moved by, in each direction."""
+
+_TEST_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """What one worker of several trains on."""
+
+    images: ImageSet
+    rank: int
+    workers: int
+    batch: int
+    seed: int
+    augment: bool
+    share: float = 1.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that fill a batch of every worker; at least one, of a smaller batch if there are too few images."""
+        return max(1, self._num_images // (self.batch * self.workers))
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and targets of one epoch, a step at a time."""
+        order = np.random.default_rng((self.seed, number)).permutation(self._num_images)
+        mine = order[self.rank :: self.workers]
+        random = np.random.default_rng((self.seed, number, self.rank))
+        for step in range(self.steps_per_epoch):
+            pixels, labels = self.images.train.take(mine[step * self.batch : (step + 1) * self.batch])
+            if self.augment:
+                pixels = shifted(pixels, random)
+            yield as_input(pixels, self.images), torch.from_numpy(labels)
+
+    def test_share(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This worker's part of the test images."""
+        mine = np.arange(self.rank, len(self.images.test), self.workers)
+        yield from batches_of(self.images.test, mine, self.images)
+
+    @property
+    def _num_images(self) -> int:
+        return max(1, round(len(self.images.train) * self.share))
+
+
+def batches_of(part: Part, indices: NDArray[np.int64], images: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets of the images at `indices`, unchanged, in batches small enough for many workers at once."""
+    for start in range(0, len(indices), _TEST_BATCH):
+        pixels, labels = part.take(indices[start : start + _TEST_BATCH])
+        yield as_input(pixels, images), torch.from_numpy(labels)
+
+
+def as_input(pixels: Pixels, images: ImageSet) -> Tensor:
+    """Bytes as floats of mean 0 and deviation 1, channel by channel; channels last, as convolutions like it."""
+    mean = torch.tensor(images.mean).view(1, -1, 1, 1)
+    deviation = torch.tensor(images.deviation).view(1, -1, 1, 1)
+    values = torch.from_numpy(pixels).to(torch.float32, memory_format=torch.channels_last)
+    return values.sub_(mean).div_(deviation)
+
+
+def shifted(pixels: Pixels, random: np.random.Generator) -> Pixels:
+    """Every second image mirrored, and each moved by up to two pixels: the usual augmentation, on bytes."""
+    count, channels, height, width = pixels.shape
+    mirror = random.random(count) < 0.5
+    pixels[mirror] = pixels[mirror][..., ::-1]
+    wide = np.zeros((count, channels, height + 2 * _SHIFT, width + 2 * _SHIFT), np.uint8)
+    wide[:, :, _SHIFT:-_SHIFT, _SHIFT:-_SHIFT] = pixels
+    down, right = random.integers(0, 2 * _SHIFT + 1, (2, count))
+    return np.stack([image[:, y : y + height, x : x + width] for image, y, x in zip(wide, down, right, strict=True)])

@@ -1,0 +1,35 @@
+"""One configuration of a study, as its settings name it."""
+
+import re
+
+from pydantic import Field, model_validator
+
+from sandtable.cluster.tables import Speed, Table, Text, broken
+from sandtable.study.words import parse
+
+__all__ = ["Method"]
+
+
+class Method(Table):
+    """One configuration: when the workers exchange, with whom, and what goes over the wire."""
+
+    name: Text = Field(description="what the configuration is called in tables and plots")
+    sync: Text = Field(default="BulkSynchronous()", description='when, such as "LocalSGD(period=16)"')
+    exchange: Text = Field(default="AllReduce()", description='with whom, such as "Gossip()"')
+    compression: Text = Field(default="NoCompression()", description='what, such as "TopK(0.01)"')
+    learning_rate: Speed | None = Field(default=None, description="a rate of its own in the place of [training]'s")
+
+    @model_validator(mode="after")
+    def _words_are_readable(self) -> "Method":
+        for key in ("sync", "exchange", "compression"):
+            text = getattr(self, key)
+            try:
+                parse(text)
+            except ValueError as error:
+                raise broken(key, str(error).removeprefix("must be "), text, "write it as in Python") from None
+        return self
+
+    @property
+    def file_name(self) -> str:
+        """The name with nothing in it that a file system minds."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "run"

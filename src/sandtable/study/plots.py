@@ -1,0 +1,160 @@
+"""The plots of a study: accuracy by epoch and by time, where time goes, and what a byte buys."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sandtable.errors import StudyError
+from sandtable.study.comparison import Row
+from sandtable.study.results import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["PLOTS", "draw", "write_plots"]
+
+_COLOURS = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#7a4f1d",
+    "#8a8f98",
+    "#9b2d3a",
+    "#b8a800",
+)
+"""Told apart by most eyes, on white and on black."""
+
+_THEMES: Mapping[str, Mapping[str, str]] = {
+    "light": {"page": "#ffffff", "ink": "#16202c", "line": "#dfe4ea"},
+    "dark": {"page": "#161d27", "ink": "#e8edf3", "line": "#28323f"},
+}
+_PARTS = (("computing", "#0072b2"), ("communication", "#e69f00"), ("waiting for others, coding", "#9aa5b1"))
+_INCHES = (8.0, 5.5)
+_DOTS_PER_INCH = 120
+
+
+def write_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """One PNG for each plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name in PLOTS:
+        file = folder / f"{name}.png"
+        file.write_bytes(draw(name, rows, theme="light"))
+        files.append(file)
+    return files
+
+
+def draw(name: str, rows: Sequence[Row], *, theme: str) -> bytes:
+    """One plot as PNG, in the colours of a light or a dark page."""
+    matplotlib = _matplotlib()
+    colours = _THEMES[theme]
+    style = {
+        "font.size": 10,
+        "figure.facecolor": colours["page"],
+        "axes.facecolor": colours["page"],
+        "axes.edgecolor": colours["line"],
+        "axes.labelcolor": colours["ink"],
+        "axes.titlecolor": colours["ink"],
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": colours["line"],
+        "text.color": colours["ink"],
+        "xtick.color": colours["ink"],
+        "ytick.color": colours["ink"],
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+    }
+    with matplotlib.rc_context(style):
+        figure = matplotlib.figure.Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+        title, paint = PLOTS[name]
+        axes = figure.subplots()
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+        paint(axes, rows)
+        figure.legend(loc="outside lower center", ncols=3)
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _by_epoch(axes: "Axes", rows: Sequence[Row]) -> None:
+    _curves(axes, rows, lambda run: [float(number) for number in range(1, len(run.epochs) + 1)])
+    axes.set_xlabel("epoch")
+    axes.locator_params(axis="x", integer=True)
+
+
+def _by_time(axes: "Axes", rows: Sequence[Row]) -> None:
+    _curves(axes, rows, _ends)
+    axes.set_xlabel("seconds of training")
+
+
+def _curves(axes: "Axes", rows: Sequence[Row], along: Callable[[Run], list[float]]) -> None:
+    for number, row in enumerate(rows):
+        heights = [100 * epoch.accuracy for epoch in row.run.epochs]
+        dashes = "-" if number < len(_COLOURS) else "--"
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.plot(along(row.run), heights, dashes, color=colour, label=row.run.name, linewidth=1.6, marker=".")
+    axes.set_ylabel("accuracy in %")
+
+
+def _where_time_goes(axes: "Axes", rows: Sequence[Row]) -> None:
+    names = [row.run.name for row in rows]
+    left = [0.0] * len(rows)
+    for (label, colour), part in zip(_PARTS, zip(*(_parts(row.run) for row in rows), strict=True), strict=True):
+        axes.barh(names, part, left=left, color=colour, label=label)
+        left = [start + more for start, more in zip(left, part, strict=True)]
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds of training")
+
+
+def _bytes_against_accuracy(axes: "Axes", rows: Sequence[Row]) -> None:
+    for number, row in enumerate(rows):
+        mark = "o" if number else "*"
+        size = 60 if number else 160
+        place = (row.run.sent_bytes / 1e6, 100 * row.run.accuracy)
+        axes.scatter(*place, s=size, marker=mark, color=_COLOURS[number % len(_COLOURS)], label=row.run.name, zorder=3)
+    if all(row.run.sent_bytes > 0 for row in rows):
+        axes.set_xscale("log")
+    axes.set_xlabel("MB sent by a worker")
+    axes.set_ylabel("accuracy in %")
+
+
+PLOTS: Mapping[str, tuple[str, Callable[["Axes", Sequence[Row]], None]]] = {
+    "accuracy-by-epoch": ("Accuracy by epoch", _by_epoch),
+    "accuracy-by-time": ("Accuracy by time", _by_time),
+    "time": ("Where the time goes", _where_time_goes),
+    "bytes-against-accuracy": ("Bytes against accuracy", _bytes_against_accuracy),
+}
+"""Name of the file, title, and who paints it."""
+
+
+def _ends(run: Run) -> list[float]:
+    """When each epoch ended."""
+    ends, now = [], 0.0
+    for epoch in run.epochs:
+        now += epoch.seconds
+        ends.append(now)
+    return ends
+
+
+def _parts(run: Run) -> tuple[float, float, float]:
+    """Seconds of computing, of communication that computing did not hide, and of the rest; together the total."""
+    seen = min(run.communication_s, run.exposed_s)
+    return run.compute_s, seen, run.exposed_s - seen
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError:
+        raise StudyError(
+            "plots must be drawn by matplotlib, but it is not installed; install it: pip install 'sandtable[study]'"
+        ) from None
+    return matplotlib

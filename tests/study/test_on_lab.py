@@ -1,0 +1,33 @@
+"""Studies on the lab: each worker on a host of its own, over a cable as slow as asked for."""
+
+from pathlib import Path
+
+import pytest
+from tests.lab.standing import needs_lab, remains
+from tests.study.test_runner import Silent, quick
+
+from sandtable.study import StudySettings
+from sandtable.study.on_lab import cores_for
+from sandtable.study.runner import run_study
+
+
+def test_hosts_get_equal_parts_of_the_machine_unless_told() -> None:
+    settings = StudySettings(workers=8)
+    assert cores_for(settings, cores=2) == 0.25
+    assert cores_for(settings.changed(workers=2), cores=16) == 1.0
+    assert cores_for(settings.changed(cores_per_host=0.4), cores=2) == 0.4
+    assert cores_for(settings.changed(cores_per_host=0.0), cores=2) == 0.0
+
+
+def test_parts_too_small_to_be_held_are_no_limit() -> None:
+    assert cores_for(StudySettings(workers=60), cores=2) == 0.0
+
+
+@needs_lab
+@pytest.mark.slow
+def test_two_hosts_train_over_a_slow_cable_and_the_kernel_counts_what_they_send(tmp_path: Path) -> None:
+    bulk, local = run_study(quick(tmp_path, kind="lab", rate_mbit=20.0), view=Silent())
+    assert bulk.wire_bytes is not None
+    assert bulk.wire_bytes > bulk.sent_bytes
+    assert local.sent_bytes < bulk.sent_bytes
+    assert remains() == []

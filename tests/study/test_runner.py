@@ -1,0 +1,224 @@
+"""Runs that are stored, studies that continue, failures that are told; and two real workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandtable.errors import StudyError
+from sandtable.study import Method, StudySettings
+from sandtable.study.assignment import Assignment, write_whole
+from sandtable.study.lines import MARK, told
+from sandtable.study.place import Ended, Place, Show
+from sandtable.study.results import Epoch, Run, run_of_ranks
+from sandtable.study.runner import chosen, run_study
+from sandtable.study.store import Store
+
+STUB = "tests.study.stub_methods"
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.heard: list[dict[str, Any]] = []
+
+    def begin(self, methods: Sequence[Method], *, stored: Sequence[Run]) -> None: ...
+
+    def start(self, method: Method) -> None:
+        self.started.append(method.name)
+
+    def advance(self, what: dict[str, Any]) -> None:
+        self.heard.append(what)
+
+    def end(self, run: Run) -> None: ...
+
+
+def a_run(settings: StudySettings, method: Method) -> Run:
+    epoch = Epoch(
+        seconds=2.0,
+        communication_s=0.5,
+        synchronisation_s=0.75,
+        exposed_s=0.75,
+        sent_bytes=100,
+        received_bytes=100,
+        messages=4,
+        loss=1.0,
+        accuracy=0.5,
+        disagreement=0.0,
+    )
+    about = settings.model_dump(mode="json", exclude={"methods"})
+    return Run(
+        name=method.name,
+        fingerprint=settings.fingerprint(method),
+        settings=about,
+        epochs=(epoch, epoch),
+        replica_accuracy=0.4,
+        memory_bytes=1.0,
+    )
+
+
+class Pretended(Place):
+    """Writes a result as a worker would; stops with `error` at the `stop_at`-th run."""
+
+    def __init__(self, *, stop_at: int = 99, error: BaseException | None = None, exit_code: int = 0) -> None:
+        self.count, self.stop_at, self.error, self.exit_code = 0, stop_at, error, exit_code
+
+    def run(self, study: Path, index: int, *, show: Show) -> Ended:
+        self.count += 1
+        assignment = Assignment.load(study)
+        method = assignment.settings.methods[index]
+        if self.count == self.stop_at:
+            show("something went wrong")
+            if self.error is not None:
+                raise self.error
+            return Ended(exit_code=self.exit_code)
+        show(f'{MARK}{{"done": 1, "total": 2}}')
+        write_whole(assignment.result_file(method), a_run(assignment.settings, method).to_dict())
+        return Ended(exit_code=0, wire_bytes=123.0)
+
+
+def quick(tmp_path: Path, **changes: Any) -> Assignment:
+    settings = StudySettings(
+        data="synthetic",
+        model="tiny-cnn",
+        workers=2,
+        batch=50,
+        epochs=2,
+        images_share=0.25,
+        methods=[Method(name="first"), Method(name="second", sync="LocalSGD(period=4)")],
+    ).changed(**changes)
+    return Assignment(settings=settings, data=tmp_path / "data", out=tmp_path / "out", methods=STUB)
+
+
+def test_all_runs_are_made_stored_and_written_as_results(tmp_path: Path) -> None:
+    assignment, view = quick(tmp_path), Silent()
+    runs = run_study(assignment, view=view, place=Pretended())
+    assert [run.name for run in runs] == view.started == ["first", "second"]
+    assert runs[0].wire_bytes == 123.0
+    results = json.loads((assignment.out / "results.json").read_text())
+    assert results["version"] == 1
+    assert results["runs"][1]["totals"]["seconds"] == 4.0
+    assert view.heard[0] == {"done": 1, "total": 2}
+
+
+def test_stopped_study_continues_where_it_stopped(tmp_path: Path) -> None:
+    assignment = quick(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(assignment, view=Silent(), place=Pretended(stop_at=2, error=KeyboardInterrupt()))
+    assert [run.name for run in Store(assignment).runs()] == ["first"]
+    view = Silent()
+    assert len(run_study(assignment, view=view, place=Pretended())) == 2
+    assert view.started == ["second"]
+
+
+def test_other_settings_run_again_and_leave_the_old_runs_alone(tmp_path: Path) -> None:
+    run_study(quick(tmp_path), view=Silent(), place=Pretended())
+    view = Silent()
+    run_study(quick(tmp_path, epochs=3), view=view, place=Pretended())
+    assert len(view.started) == 2
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 4
+    assert len(Store(quick(tmp_path)).runs()) == 2
+
+
+def test_only_takes_parts_of_names_and_refuses_unknown_ones() -> None:
+    settings = StudySettings()
+    assert len(chosen(settings, ["Threshold"])) == 3
+    assert [method.name for method in chosen(settings, ["LocalSGD(1), gossip"])] == ["LocalSGD(1), gossip"]
+    with pytest.raises(StudyError, match="but got 'ring'; there are"):
+        chosen(settings, ["ring"])
+
+
+def test_failed_run_shows_its_last_lines_and_its_log(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"exit code 7; see .*second.log\nsomething went wrong"):
+        run_study(quick(tmp_path), view=Silent(), place=Pretended(stop_at=2, exit_code=7))
+
+
+def test_damaged_run_is_refused_with_its_file(tmp_path: Path) -> None:
+    assignment = quick(tmp_path)
+    file = assignment.result_file(assignment.settings.methods[0])
+    write_whole(file, {"version": 9})
+    with pytest.raises(StudyError, match="must be a run of version 1, but got 9"):
+        Store(assignment).runs()
+
+
+def test_run_of_ranks_takes_the_slowest_clock_and_the_mean_of_the_rest() -> None:
+    times = ("communication_s", "synchronisation_s", "exposed_s")
+    names = (*times, "sent_bytes", "received_bytes", "messages", "loss", "accuracy")
+    ranks = [
+        {
+            "epochs": [{**dict.fromkeys(names, value), "seconds": value, "disagreement": 0.0}],
+            "replica_correct": value,
+            "tested": 10,
+            "memory_bytes": value,
+        }
+        for value in (2.0, 4.0)
+    ]
+    run = run_of_ranks(ranks, name="x", fingerprint="y", settings={})
+    assert (run.seconds, run.communication_s, run.replica_accuracy, run.compute_s) == (4.0, 3.0, 0.3, 1.0)
+    assert Run.from_dict(json.loads(json.dumps(run.to_dict())), source="here") == run
+
+
+def test_lines_are_told_apart() -> None:
+    assert told('[rank0] @study {"done": 1}') == {"done": 1}
+    assert told("Warning: something") is None
+    assert told('@study {"done": ') is None
+
+
+@pytest.mark.slow
+def test_two_workers_on_loopback_learn_and_bulk_synchronous_equals_local_sgd_of_one(tmp_path: Path) -> None:
+    assignment = quick(tmp_path, images_share=1.0, model="small-cnn", training={"learning_rate": 0.05})
+    methods = [Method(name="bulk"), Method(name="local", sync="LocalSGD(period=1)")]
+    assignment = Assignment(
+        settings=assignment.settings.model_copy(update={"methods": methods}),
+        data=assignment.data,
+        out=assignment.out,
+        methods=STUB,
+    )
+    view = Silent()
+    bulk, local = run_study(assignment, view=view)
+    assert bulk.accuracy > 0.5
+    assert local.accuracy == pytest.approx(bulk.accuracy, abs=0.01)
+    assert bulk.epochs[-1].disagreement < 1e-10
+    assert bulk.sent_bytes > local.sent_bytes * 0.9
+    assert 0 < bulk.communication_s < bulk.seconds
+    assert bulk.memory_bytes > 1e6
+    assert view.heard[-1]["is_last"]
+
+
+@pytest.mark.slow
+def test_stopped_by_a_signal_no_worker_is_left(tmp_path: Path) -> None:
+    assignment = quick(tmp_path, epochs=500)
+    assignment.save()
+    program = (
+        "from pathlib import Path; from tests.study.test_runner import Silent; "
+        "from sandtable.study.assignment import Assignment; from sandtable.study.runner import run_study; "
+        f"run_study(Assignment.load(Path({str(assignment.file)!r})), view=Silent())"
+    )
+    study = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while len(workers_of(assignment.file)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(workers_of(assignment.file)) >= 2
+    os.kill(study.pid, signal.SIGINT)
+    study.wait(60)
+    assert workers_of(assignment.file) == []
+
+
+def workers_of(file: Path) -> list[str]:
+    """Command lines of workers of that study."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if str(file) in words and "sandtable.study.worker" in words:
+            found.append(" ".join(words))
+    return found
