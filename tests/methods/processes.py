@@ -5,6 +5,7 @@ top of a module, and what it returns must pickle. Ranks are forked from one serv
 starts in a fraction of a second. A rank that raises ends the world, and its traceback is in the error of the test.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -89,6 +90,8 @@ def _end(processes: list[BaseProcess]) -> None:
 def _be_rank(rank: int, world: int, port: int, writer: Connection, function: Callable[..., Any], args: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # A rank that does not finish says where it stands, in the output of the test.
+    faulthandler.dump_traceback_later(_TIMEOUT_S - 5)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
