@@ -1,5 +1,6 @@
 """Gossip: the mean is conserved, disagreement shrinks as the mixing matrix promises."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sandtable.errors import MethodError
 from sandtable.methods import Exchange, Gossip, NoCompression
-from sandtable.methods.compression import Compression
+from sandtable.methods.compression import Codec, Compression
 from sandtable.methods.exchange import Line
 from sandtable.methods.exchange.partners import RotatingPartners
 from sandtable.methods.flat import Vector
@@ -118,6 +119,30 @@ def test_every_pair_of_ranks_meets():
     partners = RotatingPartners(7)
     met = sum(partners.matrix(turn) > 0 for turn in range(partners.num_turns))
     assert torch.all(torch.as_tensor(met) > 0)
+
+
+@dataclass(frozen=True)
+class _Overshooting(LargestHalf):
+    """Says four times what is."""
+
+    def codec(self, num_elements: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Codec:
+        codec = super().codec(num_elements, dtype, device, seed)
+        encode = codec.encode
+        codec.encode = lambda vector: encode(4 * vector)  # type: ignore[method-assign]
+        return codec
+
+
+def _overshoot() -> str:
+    line = Line.of(Vector([torch.zeros(_LENGTH)]), _Overshooting(), seed=0)
+    try:
+        Gossip().weight_mixer(Wire(), line)
+    except MethodError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_compression_that_overshoots_is_refused_for_weights():
+    assert "try a compression such as TopK(0.01)" in run(2, _overshoot)[0]
 
 
 def test_a_matrix_of_another_size_is_refused():

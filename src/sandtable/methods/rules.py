@@ -83,6 +83,11 @@ def _gossips_sparse_gradients(combination: Combination) -> bool:
     return combination.has_sparse_gradients and sends_gradients and not combination.exchange.reaches_all
 
 
+def _corrects_momentum_of_weights(combination: Combination) -> bool:
+    corrects = getattr(combination.compression, "momentum", None) is not None
+    return corrects and not isinstance(combination.sync, BulkSynchronous)
+
+
 RULES = (
     Rule(
         text="factors such as PowerSGD's must be averaged over all ranks, since each rank's are of a basis all share",
@@ -98,6 +103,11 @@ RULES = (
         text="compressed gossip of weights must start where all ranks are equal, as they are not after bulk gossip",
         is_broken_by=_switches_without_common_ground,
         remedy="try exchange=AllReduce(), or LocalSGD from the first step",
+    ),
+    Rule(
+        text="momentum correction must see every gradient, which only BulkSynchronous sends",
+        is_broken_by=_corrects_momentum_of_weights,
+        remedy="try momentum=None, or sync=BulkSynchronous()",
     ),
     Rule(
         text="sparse gradients must go to all ranks",

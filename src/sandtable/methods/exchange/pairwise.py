@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sandtable.errors import MethodError
 from sandtable.methods.compression import Codec, Compression
 from sandtable.methods.exchange.exchange import Line, Mixer
 from sandtable.methods.exchange.partners import Partners
@@ -29,6 +30,8 @@ from sandtable.methods.flat import Vector
 from sandtable.methods.wire import Wire
 
 __all__ = ["PairwiseMixer"]
+
+_SAMPLE_ELEMENTS = 4096
 
 
 class PairwiseMixer(Mixer):
@@ -38,6 +41,8 @@ class PairwiseMixer(Mixer):
         self._wire = wire
         self._line = line
         self._partners = partners
+        self._compression = _without_feedback(line.compression)
+        _check_never_overshoots(self._compression, line)
         self._pairs: dict[int, _Pair] = {}
         self._start: Tensor | None = None
 
@@ -58,9 +63,7 @@ class PairwiseMixer(Mixer):
         if peer not in self._pairs:
             assert self._start is not None, "begin() comes first"
             seed = self._line.seed + self._wire.rank * self._wire.size + peer
-            codec = _without_feedback(self._line.compression).codec(
-                self._line.num_elements, self._line.dtype, self._line.device, seed=seed
-            )
+            codec = self._compression.codec(self._line.num_elements, self._line.dtype, self._line.device, seed=seed)
             self._pairs[peer] = _Pair(codec, self._start, is_sparse=self._line.compression.is_sparse)
         return self._pairs[peer]
 
@@ -110,8 +113,24 @@ class _Pair:
 
 
 def _without_feedback(compression: Compression) -> Compression:
-    """The same compression without error feedback, which would send what was left out twice."""
+    """The same compression without error feedback and what belongs to it, which would send what was left out twice."""
     settings: Any = compression
-    has_feedback = is_dataclass(settings) and any(field.name == "error_feedback" for field in fields(settings))
-    plain: Compression = replace(settings, error_feedback=False) if has_feedback else settings
+    names = {field.name for field in fields(settings)} if is_dataclass(settings) else set()
+    off = {"error_feedback": False, "decay": 1.0, "momentum": None}
+    changes = {name: value for name, value in off.items() if name in names}
+    plain: Compression = replace(settings, **changes) if changes else settings
     return plain
+
+
+def _check_never_overshoots(compression: Compression, line: Line) -> None:
+    """What is left to tell must shrink with every message: refuse a code that leaves more than there was."""
+    size = min(line.num_elements, _SAMPLE_ELEMENTS)
+    sample = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(line.device, line.dtype)
+    codec = compression.codec(size, line.dtype, line.device, seed=line.seed)
+    decoded = torch.empty_like(sample)
+    codec.decode(codec.encode(sample), decoded)
+    if (sample - decoded).norm() > sample.norm():
+        raise MethodError(
+            "compressed gossip of weights must send what brings partners nearer, but without error feedback "
+            f"{compression} overshoots; try a compression such as TopK(0.01), or exchange=AllReduce()"
+        )
