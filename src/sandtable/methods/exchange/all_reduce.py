@@ -49,8 +49,9 @@ class AllReduce(Exchange):
 
     def cost(self, num_ranks: int, line: Line) -> Cost:
         others = num_ranks - 1
-        size = line.compression.message_bytes(line.num_elements, line.dtype)
-        if line.is_compressed and not hasattr(line.compression, "reducer"):
+        is_factored = hasattr(line.compression, "reducer")
+        size = _factor_bytes(line) if is_factored else line.compression.message_bytes(line.num_elements, line.dtype)
+        if line.is_compressed and not is_factored:
             return Cost(
                 rounds=min(others, 1),
                 messages=others,
@@ -122,6 +123,11 @@ class _Reduced(Mixer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reducer.load_state_dict(state)
+
+
+def _factor_bytes(line: Line) -> float:
+    reducer: Any = line.compression.reducer  # type: ignore[attr-defined]
+    return float(reducer(list(line.shapes), line.dtype, line.device).message_bytes)
 
 
 _SUMS: dict[str, Callable[[Wire, Tensor], None]] = {"native": Wire.all_reduce, "ring": ring_all_reduce}
