@@ -12,6 +12,9 @@ __all__ = ["QUANTITIES", "TITLES", "Quantity", "quantity"]
 
 Quantity = Callable[[Prediction, Row], float]
 
+_STATE_BYTES = 18
+"""Of a parameter in mixed precision: float16 weight, and in float32 gradient, weight and the two moments of Adam."""
+
 
 def quantity(name: str) -> Quantity:
     """The quantity of that name."""
@@ -56,6 +59,12 @@ def _peak_allocated_gb(prediction: Prediction, row: Row) -> float:
     return prediction.peak_allocated_bytes / 1e9
 
 
+def _layers_allocated_gib(prediction: Prediction, row: Row) -> float:
+    """On the first stage, less the states of its embeddings: for figures that count the parameters of layers only."""
+    num_rows = _setting(row, "vocab") / _setting(row, "tp") + _setting(row, "seq")
+    return (prediction.peak_allocated_bytes - _STATE_BYTES * num_rows * _setting(row, "hidden")) / GIB
+
+
 def _setting(row: Row, name: str) -> float:
     if name not in row.settings:
         raise ValidationSetError(f"row {row.id} must have the setting '{name}' for this quantity; add it to the file")
@@ -73,6 +82,7 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "peak_gib": _peak_gib,
         "peak_allocated_gib": _peak_allocated_gib,
         "peak_allocated_gb": _peak_allocated_gb,
+        "layers_allocated_gib": _layers_allocated_gib,
     }
 )
 
@@ -87,5 +97,6 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "peak_gib": "GiB reserved",
         "peak_allocated_gib": "GiB allocated",
         "peak_allocated_gb": "GB allocated",
+        "layers_allocated_gib": "GiB allocated, without embeddings",
     }
 )
