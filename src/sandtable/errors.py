@@ -9,6 +9,7 @@
     ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
     ├── LabError                a lab that cannot be built here, or a command it cannot run
     ├── MethodError             a way to train that cannot work as combined, or was used in a way it does not allow
+    ├── PlanError               a model or machines that cannot be split as asked
     ├── StudyError              a study that cannot be made: wrong settings, missing data, a run that failed
     ├── ReportError             a report that cannot be made: no summary, or one of another version
     ├── BuildError              the C++ cores of the virtual GPU and of the clock could not be compiled or loaded
@@ -25,6 +26,7 @@ __all__ = [
     "LaunchError",
     "MethodError",
     "MismatchError",
+    "PlanError",
     "ReportError",
     "SandtableError",
     "ScriptError",
@@ -97,6 +99,10 @@ class BuildError(SandtableError):
 
 class StudyError(SandtableError):
     """A study whose settings, data or results are not what they must be, or one of whose runs failed."""
+
+
+class PlanError(SandtableError):
+    """A model or machines that cannot be split as asked."""
 
 
 class ValidationSetError(SandtableError):

@@ -1,0 +1,172 @@
+"""The partitioner: published shapes, brute force, time, memory, bad input."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandtable.errors import PlanError
+from sandtable.plan import Chain, Layer, Level, partition
+
+GBIT = 1e9 / 8
+
+
+def layer(name: str, seconds: float, activation: int, weight: int) -> Layer:
+    return Layer(
+        name=name, forward_s=seconds / 3, backward_s=seconds * 2 / 3, activation_bytes=activation, weight_bytes=weight
+    )
+
+
+def chain_of(rows) -> Chain:
+    return Chain.of(layer(f"l{k}", *row) for k, row in enumerate(rows))
+
+
+def splits(count: int, machines: int):
+    """Every way to cut `count` layers into stages and give all machines out: (start, end, replicas) by stage."""
+    for num_stages in range(1, min(count, machines) + 1):
+        for cuts in itertools.combinations(range(1, count), num_stages - 1):
+            bounds = (0, *cuts, count)
+            for bars in itertools.combinations(range(1, machines), num_stages - 1):
+                shares = np.diff((0, *bars, machines)).tolist()
+                yield [(bounds[k], bounds[k + 1], shares[k]) for k in range(num_stages)]
+
+
+def slowest(chain: Chain, split, bandwidth: float) -> float:
+    """The formula, written down once more, plainly."""
+    worst = 0.0
+    for start, end, replicas in split:
+        part = chain.layers[start:end]
+        work = sum(each.forward_s + each.backward_s for each in part)
+        sync = 4 * (replicas - 1) / replicas * sum(each.weight_bytes for each in part) / bandwidth
+        worst = max(worst, max(work, sync) / replicas)
+        if start:
+            worst = max(worst, 2 * chain.cut_bytes[start - 1] / bandwidth)
+    return worst
+
+
+rows = st.lists(
+    st.tuples(st.floats(0.001, 1.0), st.integers(0, 10**8), st.integers(0, 10**8)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(rows=rows, machines=st.integers(1, 5), gbit=st.sampled_from([1, 10, 100]))
+def test_equal_to_brute_force(rows, machines, gbit):
+    chain = chain_of(rows)
+    found = partition(chain, [Level(machines=machines, bandwidth_bytes_per_s=gbit * GBIT)])
+    best = min(slowest(chain, split, gbit * GBIT) for split in splits(len(chain), machines))
+    assert found.seconds_per_minibatch == pytest.approx(best, rel=1e-12)
+    chosen = [(stage.first, stage.last + 1, stage.replicas) for stage in found.stages]
+    assert slowest(chain, chosen, gbit * GBIT) == pytest.approx(best, rel=1e-12)
+    assert found.machines == machines
+    assert chosen[0][0] == 0
+    assert chosen[-1][1] == len(chain)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=rows, machines=st.integers(1, 4), room=st.floats(1e6, 1e9))
+def test_memory_is_respected_as_brute_force_respects_it(rows, machines, room):
+    chain = chain_of(rows)
+
+    def fits(split) -> bool:
+        for k, (start, end, replicas) in enumerate(split):
+            behind = sum(share for _, _, share in split[k + 1 :])
+            versions = -(-(replicas + behind) // replicas)
+            weights = sum(each.weight_bytes for each in chain.layers[start:end])
+            kept = weights + sum(each.activation_bytes for each in chain.layers[start:end])
+            if versions * kept + weights > room:
+                return False
+        return True
+
+    allowed = [split for split in splits(len(chain), machines) if fits(split)]
+    levels = [Level(machines=machines, bandwidth_bytes_per_s=10 * GBIT)]
+    if not allowed:
+        with pytest.raises(PlanError, match="must fit into the memory of a device"):
+            partition(chain, levels, memory_bytes=room)
+        return
+    found = partition(chain, levels, memory_bytes=room)
+    assert found.seconds_per_minibatch == pytest.approx(min(slowest(chain, s, 10 * GBIT) for s in allowed), rel=1e-12)
+    assert fits([(stage.first, stage.last + 1, stage.replicas) for stage in found.stages])
+
+
+def test_a_level_of_one_machine_changes_nothing():
+    chain = chain_of([(0.1, 10**6, 10**7), (0.3, 10**7, 10**6), (0.2, 10**5, 10**8)])
+    flat = partition(chain, [Level(machines=4, bandwidth_bytes_per_s=GBIT)])
+    outer = partition(
+        chain, [Level(machines=1, bandwidth_bytes_per_s=GBIT), Level(machines=4, bandwidth_bytes_per_s=GBIT)]
+    )
+    inner = partition(
+        chain, [Level(machines=4, bandwidth_bytes_per_s=GBIT), Level(machines=1, bandwidth_bytes_per_s=GBIT)]
+    )
+    assert flat.seconds_per_minibatch == outer.seconds_per_minibatch == inner.seconds_per_minibatch
+    assert inner.stages[0].inside is not None
+    assert inner.stages[0].inside.name == flat.name == outer.name
+
+
+def test_fast_links_inside_a_machine_are_used_for_what_slow_ones_cannot_carry():
+    heavy = chain_of([(0.1, 10**3, 10**9), (0.1, 10**3, 10**9)])  # all weights, hardly any activations
+    found = partition(
+        heavy, [Level(machines=4, bandwidth_bytes_per_s=100 * GBIT), Level(machines=2, bandwidth_bytes_per_s=GBIT)]
+    )
+    assert found.name == "1-1"
+    assert [stage.inside.name for stage in found.stages] == ["4", "4"]
+
+
+def test_what_is_said_of_a_pipeline():
+    chain = chain_of([(0.6, 10**6, 10**6), (0.1, 10**6, 10**9)])
+    found = partition(chain, [Level(machines=7, bandwidth_bytes_per_s=10 * GBIT)])
+    assert found.name == "6-1"
+    assert found.in_flight == 2
+    assert [found.versions(k) for k in range(2)] == [2, 1]
+    assert found.seconds_per_minibatch == pytest.approx(0.1)
+    assert found.minibatches_per_s == pytest.approx(10)
+    assert found.bytes_per_minibatch == pytest.approx(2 * 10**6 + 2 * 5 / 6 * 10**6)
+    assert found.data_parallel_bytes == pytest.approx(2 * 6 / 7 * (10**9 + 10**6))
+    assert not found.is_data_parallel
+
+
+def test_a_thousand_layers_on_64_machines_take_seconds():
+    numbers = np.random.default_rng(0)
+    chain = chain_of(
+        zip(
+            numbers.random(1000).tolist(),
+            numbers.integers(0, 10**6, 1000).tolist(),
+            numbers.integers(0, 10**7, 1000).tolist(),
+            strict=True,
+        )
+    )
+    start = time.process_time()
+    found = partition(chain, [Level(machines=64, bandwidth_bytes_per_s=10 * GBIT)])
+    assert time.process_time() - start < 10
+    assert found.machines == 64
+
+
+def test_graphs_become_chains_by_what_crosses():
+    diamond = [layer(name, 1.0, size, 0) for name, size in (("a", 5), ("b", 7), ("c", 11), ("d", 13))]
+    chain = Chain.of_graph(diamond, [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
+    assert [each.name for each in chain.layers] == ["a", "b", "c", "d"]
+    assert chain.cut_bytes == (5, 5 + 7, 7 + 11, 0)
+
+
+def test_bad_input_is_refused_with_the_rule():
+    with pytest.raises(PlanError, match="at least one layer"):
+        Chain.of([])
+    with pytest.raises(PlanError, match="in a circle"):
+        Chain.of_graph([layer("a", 1, 1, 1), layer("b", 1, 1, 1)], [("a", "b"), ("b", "a")])
+    with pytest.raises(PlanError, match="no layer 'x'"):
+        Chain.of_graph([layer("a", 1, 1, 1)], [("a", "x")])
+    with pytest.raises(PlanError, match="names of their own"):
+        Chain.of_graph([layer("a", 1, 1, 1), layer("a", 1, 1, 1)], [])
+    with pytest.raises(PlanError, match="from 0 on, but layer 'a' has -1"):
+        layer("a", 1, -1, 1)
+    with pytest.raises(PlanError, match="at least one machine, but got 0"):
+        Level(machines=0, bandwidth_bytes_per_s=1)
+    with pytest.raises(PlanError, match="more than 0 bytes a second"):
+        Level(machines=1, bandwidth_bytes_per_s=0)
+    with pytest.raises(PlanError, match="no level was given"):
+        partition(chain_of([(1, 1, 1)]), [])
