@@ -47,7 +47,7 @@ class Chain:
             raise PlanError("a model must have at least one layer to be split, but got none")
         if len(self.cut_bytes) != len(self.layers):
             raise PlanError(
-                f"a chain must have one cut behind each layer, but got {len(self.cut_bytes)} for {len(self.layers)} layers"
+                f"a chain must have one cut behind each layer, but {len(self.layers)} layers have {len(self.cut_bytes)}"
             )
 
     @classmethod

@@ -4,9 +4,9 @@ PipeDream's dynamic programme. A stage is a run of layers on m machines that sha
 
     T(i..j, m) = max(sum of times, 4 (m - 1) / m * weight bytes / bandwidth) / m        seconds a minibatch
 
-since m minibatches are worked on at a time, and their weights are kept equal meanwhile. Between two stages 2 * the bytes
-that cross (activations forward, gradients backward) take time as well, beside the computing. The best split of the first
-j layers on m machines follows from those of fewer layers on fewer machines:
+since m minibatches are worked on at a time, and their weights are kept equal meanwhile. Between two stages 2 * the
+bytes that cross (activations forward, gradients backward) take time as well, beside the computing. The best split of
+the first j layers on m machines follows from those of fewer layers on fewer machines:
 
     A(j, m) = min over i, m' of max(A(i, m - m'), 2 * bytes that cross behind i / bandwidth, T(i+1..j, m'))
 
@@ -113,8 +113,8 @@ def partition(chain: Chain, levels: Sequence[Level], *, memory_bytes: float | No
     seconds = table.fill(0)
     if isinf(seconds):
         raise PlanError(
-            f"a stage must fit into the memory of a device ({memory_bytes:,.0f} bytes), but no split over {total} devices does; "
-            "take more devices, a smaller minibatch, or recompute activations"
+            f"a stage must fit into the memory of a device ({memory_bytes:,.0f} bytes), but no split over {total} "
+            "devices does; take more devices, a smaller minibatch, or recompute activations"
         )
     return table.partition(0, len(chain))
 
@@ -125,7 +125,7 @@ def _versions(replicas: int, behind: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """For layers i to j (exclusive) on one machine of the level below: seconds a minibatch, and how it is split there."""
+    """Layers i to j (exclusive) on one machine of the level below: seconds a minibatch, and how it is split there."""
 
     seconds: Floats
     tables: "tuple[_Table, ...]" = ()
@@ -176,18 +176,19 @@ class _Table:
         return float(self.best[-1, -1])
 
     def _last_stage(self, first: int, end: int) -> Floats:
-        """Its seconds with what crosses into it, by first layer and machines: what the split before it does not change."""
+        """Its seconds and those of what crosses into it, by first layer and machines; no split before changes them."""
         bandwidth, replicas = self._level.bandwidth_bytes_per_s, np.arange(1, self._level.machines + 1)
         compute = self._inner.seconds[first:end, end][:, None]
         weights = (self._weights[end] - self._weights[first:end])[:, None]
         seconds = np.maximum(compute, 4 * (replicas - 1) / replicas * weights / bandwidth) / replicas
         crossing = self._crossing[first:end, None] / bandwidth
         crossing[0] = 0.0
-        return np.maximum(seconds, crossing)
+        slower: Floats = np.maximum(seconds, crossing)
+        return slower
 
     def _options(self, first: int, end: int, used: int, last_stage: Floats) -> Floats:
-        """The slowest stage of layers `first` to `end` on `used` machines, by first layer and machines of the last stage."""
-        options = np.maximum(last_stage[:, :used], self.best[first:end, used - 1 :: -1])
+        """The slowest stage of `first` to `end` on `used` machines, by first layer and machines of the last stage."""
+        options: Floats = np.maximum(last_stage[:, :used], self.best[first:end, used - 1 :: -1])
         if self._memory_bytes is not None:
             options[~self._fits(first, end, used)] = np.inf
         return options
@@ -234,7 +235,7 @@ class _Table:
         return Stage(first=start, last=end - 1, replicas=replicas, seconds=seconds, inside=inside)
 
     def _bytes(self, stage: Stage, *, is_first: bool) -> float:
-        """Into the stage and back, and among its replicas, which send and receive all but their share of the weights."""
+        """Into the stage and back, and among its replicas, which send and get all but their share of the weights."""
         weights = float(self._weights[stage.last + 1] - self._weights[stage.first])
         crossing = 0.0 if is_first else float(self._crossing[stage.first])
         return crossing + 2 * (stage.replicas - 1) / stage.replicas * weights

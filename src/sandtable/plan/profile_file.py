@@ -2,7 +2,7 @@
 
 A layer is a line, an edge an indented one:
 
-    node4 -- Conv2d(64, 64, ...) -- forward_compute_time=11.5, backward_compute_time=23.1, activation_size=822083584.0, parameter_size=36928.0
+    node4 -- Conv2d(64, 64) -- forward_compute_time=11.5, backward_compute_time=23.1, ..., parameter_size=36928.0
         node4 -- node5
 
 Times are milliseconds, sizes bytes; a layer with several outputs lists them as [1.0; 2.0]. The node called Input is the
