@@ -114,7 +114,7 @@ def test_fast_links_inside_a_machine_are_used_for_what_slow_ones_cannot_carry():
         heavy, [Level(machines=4, bandwidth_bytes_per_s=100 * GBIT), Level(machines=2, bandwidth_bytes_per_s=GBIT)]
     )
     assert found.name == "1-1"
-    assert [stage.inside.name for stage in found.stages] == ["4", "4"]
+    assert [stage.inside.name for stage in found.stages if stage.inside] == ["4", "4"]
 
 
 def test_what_is_said_of_a_pipeline():
