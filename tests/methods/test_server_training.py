@@ -1,5 +1,7 @@
 """Workers and servers train together: synchronous, asynchronous, and in between."""
 
+import time
+
 import pytest
 import torch
 from tests.methods.server_job import job
@@ -169,12 +171,15 @@ def test_a_scheduler_on_the_workers_sets_the_rate_on_the_servers():
     torch.testing.assert_close(found, weights_of(model), rtol=0, atol=1e-6)
 
 
-def test_push_and_pull_may_have_periods_of_their_own():
+@pytest.mark.parametrize("late_s", [0.0, 2.0])
+def test_push_and_pull_may_have_periods_of_their_own(late_s):
     """As in Downpour: accumulated gradients are pushed every second step, weights fetched every third."""
     exchange, sync = settings(2), Asynchronous()
     with job() as running:
         servers = [running.start(run_server, shard, exchange, 2, sync, make_adagrad) for shard in range(2)]
-        ranks = [running.start(run_downpour_worker, worker, exchange, sync, 12) for worker in range(2)]
+        ranks = [running.start(run_downpour_worker, 0, exchange, sync, 12)]
+        time.sleep(late_s)  # by then the first worker waits for the second to synchronize
+        ranks.append(running.start(run_downpour_worker, 1, exchange, sync, 12))
         results = [rank.result() for rank in ranks]
         reports = [server.result() for server in servers]
     assert all(counters.num_pushes == 6 and counters.num_pulls == 1 + 4 + 1 for _, counters in results)

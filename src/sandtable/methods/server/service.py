@@ -182,7 +182,9 @@ class Service:
                 member.clock = max(known, message.integer("clock"))
             else:
                 member.clock = self._discipline.entry_clock()
-                member.barrier = self._members.last_barrier
+                # Who was expected from the start has yet to reach the barrier at which others wait for it.
+                if member.state is not State.EXPECTED:
+                    member.barrier = self._members.last_barrier
             member.session, member.state, member.version = session, State.PRESENT, self._shard.version
             self.tally.joined.append(worker)
             answer = {"clock": member.clock, "version": self._shard.version, "barrier": member.barrier}
