@@ -6,7 +6,7 @@ point: the stages of a pipeline), or a *sample* if it was started to check that 
 A group that holds two primaries is one across which the work differs: a pipeline, or the world once there is a
 pipeline. Groups made like it are *splitting*; through all other groups the work is expected to be the same. Ranks
 connected through those are one *component*, and a component is one class until its samples say otherwise
-(`splits.py`). With tp 8, pp 16, dp 24: 16 primaries, 16 components of 192 ranks, 8 samples when nothing differs. Of
+(`splits.py`). With tp 8, pp 16, dp 24: 16 primaries, 16 components of 192 ranks, 6 samples when nothing differs. Of
 more components than `Limits.max_confirmations` only so many are sampled, as long as they are what they seem.
 """
 
@@ -41,7 +41,7 @@ class Limits:
     """More different ranks than this in a component (the first, the last, the others) follow no simple rule, as shards
     that cut parameters at different places do: all of them are captured, if they are at most `max_irregular`."""
     max_irregular: int = 64
-    max_confirmations: int = 8
+    max_confirmations: int = 6
     """When so many components were sampled, and all but the ends of a pipeline turned out to be what they were believed
     to be, the others (further stages) are believed."""
 
