@@ -58,8 +58,6 @@ class Turns:
 
     def __init__(self) -> None:
         self.ends = os.pipe()
-        for end in self.ends:
-            os.set_blocking(end, True)
         self.start_again()
 
     def start_again(self) -> None:
