@@ -4,32 +4,42 @@ from dataclasses import dataclass, field
 
 __all__ = ["Counters"]
 
+Mark = tuple[int, int, int, int, float, float]
+
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
     """Payload bytes and messages of this rank, and the seconds of every use of the wire, in order.
 
     All ranks of a wire use it in the same order, so the n-th duration means the same exchange everywhere. A rank that
-    had nobody to talk to in an exchange notes infinity.
+    had nobody to talk to in an exchange notes infinity. Requests to a server have no counterpart on other ranks: the
+    server says how long it held this one back, so communication and waiting are known at once.
     """
 
     sent_bytes: int = 0
     received_bytes: int = 0
     messages: int = 0
     durations_s: list[float] = field(default_factory=list)
+    served_s: float = 0.0
+    waiting_s: float = 0.0
 
     def add(self, *, sent_bytes: int, received_bytes: int, messages: int) -> None:
         self.sent_bytes += sent_bytes
         self.received_bytes += received_bytes
         self.messages += messages
 
+    def add_served(self, *, communication_s: float, waiting_s: float) -> None:
+        self.served_s += communication_s
+        self.waiting_s += waiting_s
+
     def reset(self) -> None:
-        self.return_to((0, 0, 0, 0))
+        self.return_to((0, 0, 0, 0, 0.0, 0.0))
 
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> Mark:
         """Where the counters stand; `return_to` forgets what came after."""
-        return self.sent_bytes, self.received_bytes, self.messages, len(self.durations_s)
+        now = self.sent_bytes, self.received_bytes, self.messages
+        return *now, len(self.durations_s), self.served_s, self.waiting_s
 
-    def return_to(self, mark: tuple[int, int, int, int]) -> None:
-        self.sent_bytes, self.received_bytes, self.messages, num_durations = mark
+    def return_to(self, mark: Mark) -> None:
+        self.sent_bytes, self.received_bytes, self.messages, num_durations, self.served_s, self.waiting_s = mark
         del self.durations_s[num_durations:]

@@ -27,9 +27,10 @@ from sandtable.methods.explain import Explanation, explain
 from sandtable.methods.flat import flatten
 from sandtable.methods.lane import Lane
 from sandtable.methods.record import Record
-from sandtable.methods.rules import check
+from sandtable.methods.rules import check, check_served
 from sandtable.methods.server import ParameterServer
-from sandtable.methods.sync import BulkSynchronous, Setup, Sync
+from sandtable.methods.server.driver import ServerDriver
+from sandtable.methods.sync import BulkSynchronous, Driver, Setup, Sync
 from sandtable.methods.wire import Wire
 from sandtable.units import MIB
 
@@ -43,6 +44,9 @@ class DataParallel:
     `bucket_bytes`, where the method allows it. `buffers` (running statistics of BatchNorm): "average", as "first" rank
     has them, or "local"; they are exchanged in `synchronize`, since averaging them at the end equals averaging them at
     every step (running means are linear). Parameters that do not require gradients stay as they are.
+
+    With a `ParameterServer` the weights live in shards on some of the ranks, updated there by an optimizer of the same
+    kind; this one is not stepped, but the learning rates a scheduler gives it are taken over. Call `close` at the end.
     """
 
     def __init__(
@@ -60,16 +64,16 @@ class DataParallel:
         seed: int = 0,
     ) -> None:
         self.sync: Sync = BulkSynchronous() if sync is None else sync
-        if isinstance(exchange, ParameterServer):
-            raise MethodError(
-                "DataParallel must be given an exchange between workers, but got a parameter server, whose workers are "
-                "ServerClient(model, optimizer, sync=..., exchange=...) with the same step()"
-            )
-        self.exchange: Exchange = AllReduce() if exchange is None else exchange
+        self.exchange: Exchange | ParameterServer = AllReduce() if exchange is None else exchange
         self.compression: Compression = NoCompression() if compression is None else compression
         self.wire = Wire(group)
         sparse = _sparse_parameters(model)
-        check(self.sync, self.exchange, self.compression, num_ranks=self.wire.size, has_sparse_gradients=bool(sparse))
+        if isinstance(self.exchange, ParameterServer):
+            check_served(self.sync, self.exchange, self.compression, num_ranks=self.wire.size)
+            overlap = False
+        else:
+            size = self.wire.size
+            check(self.sync, self.exchange, self.compression, num_ranks=size, has_sparse_gradients=bool(sparse))
         if bucket_bytes < 1:
             raise MethodError(f"bucket_bytes must be 1 or more, but got {bucket_bytes}; DDP takes 25 MiB")
         self._parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -83,20 +87,33 @@ class DataParallel:
         self._start_equal(model)
         self._optimizer = optimizer
         self._lane = Lane(threaded=overlap)
-        self._driver = self.sync.driver(
-            Setup(
-                parameters=self._parameters,
-                sparse_parameters=tuple(sparse),
-                optimizer=optimizer,
+        self._driver: Driver
+        if isinstance(self.exchange, ParameterServer):
+            self._driver = ServerDriver(
+                model,
+                optimizer,
+                sync=self.sync,
                 exchange=self.exchange,
                 compression=self.compression,
                 wire=self.wire,
                 lane=self._lane,
-                overlap=overlap,
-                bucket_bytes=bucket_bytes,
                 seed=seed,
             )
-        )
+        else:
+            self._driver = self.sync.driver(
+                Setup(
+                    parameters=self._parameters,
+                    sparse_parameters=tuple(sparse),
+                    optimizer=optimizer,
+                    exchange=self.exchange,
+                    compression=self.compression,
+                    wire=self.wire,
+                    lane=self._lane,
+                    overlap=overlap,
+                    bucket_bytes=bucket_bytes,
+                    seed=seed,
+                )
+            )
         self._driver.begin()
         self.record = Record(self.wire, self._lane, self._parameters)
 
@@ -119,7 +136,7 @@ class DataParallel:
     def synchronize(self) -> None:
         """All replicas equal now: the mean of their weights, and buffers by their policy. All ranks call it."""
         if not self._driver.replicas_are_equal:
-            self._lane.run(self._average_weights)
+            self._lane.run(self._take_common_weights)
             self._driver.begin()
         self._lane.run(self._buffers.exchange)
 
@@ -135,7 +152,7 @@ class DataParallel:
         )
 
     def close(self) -> None:
-        """Take all hooks off the model, which may then be trained in another way."""
+        """End: hooks off the model, which may then be trained in another way; servers stay until all ranks are here."""
         self._driver.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,7 +179,9 @@ class DataParallel:
             vector.store_weights()
         self._buffers.start_equal()
 
-    def _average_weights(self) -> None:
+    def _take_common_weights(self) -> None:
+        if self._driver.fetch_common():
+            return
         for vector in flatten(self._parameters):
             vector.load_weights()
             self.wire.all_reduce(vector.data)

@@ -97,7 +97,7 @@ def _dense_cost(parameters: Sequence[Tensor], num_ranks: int) -> Cost:
 def _seconds(cost: Cost, bandwidth: float | None, latency: float | None) -> float | None:
     if bandwidth is None:
         return None
-    return cost.sent_bytes / bandwidth + cost.rounds * (latency or 0.0)
+    return max(cost.sent_bytes, cost.busiest_bytes) / bandwidth + cost.rounds * (latency or 0.0)
 
 
 def _coding_s_per_element(compression: Compression, like: Tensor) -> float:

@@ -66,12 +66,13 @@ class Record:
         synchronisation_s = sum(
             duration for each in counters for duration in each.durations_s if math.isfinite(duration)
         )
+        served_s, held_back_s = sum(each.served_s for each in counters), sum(each.waiting_s for each in counters)
         measurement = Measurement(
             steps=self._num_steps,
             seconds=seconds,
             compute_s=max(seconds - exposed_s, 0.0),
-            communication_s=sum(self._shortest_s(wire) for wire in self._wires()),
-            synchronisation_s=synchronisation_s,
+            communication_s=sum(self._shortest_s(wire) for wire in self._wires()) + served_s,
+            synchronisation_s=synchronisation_s + served_s + held_back_s,
             exposed_s=exposed_s,
             sent_bytes=sum(each.sent_bytes for each in counters),
             received_bytes=sum(each.received_bytes for each in counters),

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from sandtable.errors import MethodError
 from sandtable.methods.compression import Compression
 from sandtable.methods.exchange import Exchange, Hierarchical
+from sandtable.methods.server import ParameterServer
+from sandtable.methods.server.discipline import check_sync
+from sandtable.methods.server.hosting import hosting_ranks
 from sandtable.methods.sync import BulkSynchronous, LocalSGD, PostLocalSGD, Sync
+from sandtable.methods.sync.served import ServedSync
 
-__all__ = ["RULES", "Combination", "Rule", "check"]
+__all__ = ["RULES", "Combination", "Rule", "check", "check_served"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,25 @@ def check(
             raise MethodError(f"{rule.text}, but got {combination}; {rule.remedy}")
 
 
+def check_served(sync: Sync, exchange: ParameterServer, compression: Compression, *, num_ranks: int) -> None:
+    """The same for workers of a parameter server."""
+    check_sync(sync)
+    hosting_ranks(exchange, num_ranks)
+    if not isinstance(compression, Compression):
+        raise MethodError(
+            f"compression must be a Compression such as {_EXAMPLES['compression']}, but got {compression!r}"
+        )
+    if hasattr(compression, "reducer"):
+        raise MethodError(
+            f"a compression must make messages that stand alone to go to a server, but got {compression}; "
+            "try TopK(0.01), or exchange=AllReduce()"
+        )
+
+
+def _needs_a_server(combination: Combination) -> bool:
+    return isinstance(combination.sync, ServedSync)
+
+
 def _averages_factors_with_few(combination: Combination) -> bool:
     exchange = combination.exchange
     slow = exchange.outer if isinstance(exchange, Hierarchical) else exchange
@@ -89,6 +112,11 @@ def _corrects_momentum_of_weights(combination: Combination) -> bool:
 
 
 RULES = (
+    Rule(
+        text="ranks that do not go in step must take weights from a server, since no other rank waits for them",
+        is_broken_by=_needs_a_server,
+        remedy="try exchange=ParameterServer(shards=1), or sync=LocalSGD(16)",
+    ),
     Rule(
         text="factors such as PowerSGD's must be averaged over all ranks, since each rank's are of a basis all share",
         is_broken_by=_averages_factors_with_few,

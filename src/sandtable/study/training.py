@@ -63,6 +63,7 @@ class _Worker:
 
     def run(self) -> dict[str, Any]:
         epochs = [self._epoch(number) for number in range(self.settings.epochs)]
+        self.parallel.close()
         return {"epochs": epochs, "memory_bytes": _memory_bytes(), **self.replicas}
 
     def _epoch(self, number: int) -> dict[str, float]:

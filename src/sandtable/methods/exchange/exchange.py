@@ -22,13 +22,15 @@ class Cost:
     """What exchanging costs a rank, on average.
 
     `rounds` are messages that must follow each other, each of which pays the latency; `coded_elements` those that go
-    through a codec, in either direction.
+    through a codec, in either direction. `busiest_bytes` go over the link that all others wait for, where one carries
+    more than the rest.
     """
 
     rounds: float
     messages: float
     sent_bytes: float
     coded_elements: float = 0.0
+    busiest_bytes: float = 0.0
 
     @classmethod
     def nothing(cls) -> "Cost":
@@ -40,6 +42,7 @@ class Cost:
             messages=self.messages + other.messages,
             sent_bytes=self.sent_bytes + other.sent_bytes,
             coded_elements=self.coded_elements + other.coded_elements,
+            busiest_bytes=self.busiest_bytes + other.busiest_bytes,
         )
 
     def __truediv__(self, steps: int) -> "Cost":
@@ -49,6 +52,7 @@ class Cost:
             messages=self.messages / steps,
             sent_bytes=self.sent_bytes / steps,
             coded_elements=self.coded_elements / steps,
+            busiest_bytes=self.busiest_bytes / steps,
         )
 
 

@@ -94,7 +94,7 @@ class ServerClient:
         self.worker = _number(exchange, worker)
         self._optimizer = optimizer
         self._compression = compression
-        self._first_rates = _rates(optimizer)
+        self._first_rates, self._rates_have_changed = _rates(optimizer), False
         self._plan = Plan.make(model, num_shards=exchange.shards, cut=exchange.cut)
         self._tables = Tables(model, self._plan)
         self._encoders = [
@@ -222,7 +222,9 @@ class ServerClient:
     def _push(self, gradients: Sequence[Tensor | None] | None, *, pull: bool) -> None:
         absent = self._tables.gather(gradients)
         rates = _rates(self._optimizer)
-        options = {} if rates == self._first_rates else {"options": rates}
+        # Once they have changed they are always sent: another worker, a few steps behind, may have sent older ones.
+        self._rates_have_changed = self._rates_have_changed or rates != self._first_rates
+        options = {"options": rates} if self._rates_have_changed else {}
 
         def push(shard: int) -> Answer:
             payload = self._encoders[shard].encode(self._tables.vectors(shard))

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from sandtable.errors import MethodError
 from sandtable.methods.server.settings import ParameterServer
 
-__all__ = ["Address", "Directory", "directory_for"]
+__all__ = ["Address", "Directory", "InStore", "directory_for", "own_host"]
 
 Address = tuple[str, int]
 
@@ -81,8 +81,8 @@ def directory_for(settings: ParameterServer, store: Store | None) -> Directory:
     if settings.addresses is not None:
         return Given(settings.addresses)
     if store is not None:
-        return InStore(store, host=_own_host(os.environ.get("MASTER_ADDR", "127.0.0.1")))
-    return InStore(_store_of_job(settings.timeout_s), host=_own_host(os.environ["MASTER_ADDR"]))
+        return InStore(store, host=own_host())
+    return InStore(_store_of_job(settings.timeout_s), host=own_host())
 
 
 def _store_of_job(timeout_s: float) -> Store:
@@ -106,8 +106,12 @@ def _store_of_job(timeout_s: float) -> Store:
     return PrefixStore(f"sandtable/{attempt}", store)
 
 
-def _own_host(peer: str) -> str:
-    """The address of this machine on the way to `peer`. Connecting a UDP socket sends nothing, but chooses the way."""
+def own_host() -> str:
+    """The address of this machine on the way to the job's first, or by its own name where there is none.
+
+    Connecting a UDP socket sends nothing, but chooses the way.
+    """
+    peer = os.environ.get("MASTER_ADDR") or socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer, 9))

@@ -1,6 +1,7 @@
 """`serve`: be the server of one shard until the workers are done."""
 
 import contextlib
+import copy
 import importlib
 import signal
 import socket
@@ -8,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch._C._distributed_c10d import Store
@@ -17,7 +18,7 @@ from sandtable.errors import MethodError
 from sandtable.methods.server.checkpoint import checkpoint_path, read_checkpoint
 from sandtable.methods.server.coding import Decoder, SettingsOfCodec, limit_bytes, lossy
 from sandtable.methods.server.directory import Directory, directory_for
-from sandtable.methods.server.discipline import Discipline, discipline_for
+from sandtable.methods.server.discipline import discipline_for
 from sandtable.methods.server.members import Members, State
 from sandtable.methods.server.message import Channel, tune
 from sandtable.methods.server.plan import Plan
@@ -25,7 +26,7 @@ from sandtable.methods.server.service import Identity, Service, Tally
 from sandtable.methods.server.settings import Checkpoints, ParameterServer
 from sandtable.methods.server.shard import OptimizerFactory, Shard
 
-__all__ = ["ServerReport", "serve"]
+__all__ = ["Server", "ServerReport", "serve"]
 
 _TICK_S = 0.2
 _FAREWELL_S = 2.0
@@ -83,39 +84,85 @@ def serve(
         raise MethodError(
             f"shard must be one of 0 to {exchange.shards - 1}, but got {shard}; call serve on servers only"
         )
-    # Optimizers import this at their first step, for seconds, while the first worker would wait.
-    importlib.import_module("torch._dynamo")
-    compression = lossy(compression)
-    plan = Plan.make(model, num_shards=exchange.shards, cut=exchange.cut)
-    held, members = Shard(model, plan.shards[shard], optimizer), Members(range(workers))
-    discipline = discipline_for(sync, held, members)
-    path = None
-    if checkpoints is not None:
-        path = checkpoint_path(checkpoints.directory, shard=shard, num_shards=exchange.shards)
-        _restore(path, held, members, discipline, plan.digest)
-    service = Service(
-        held,
-        members,
-        discipline,
-        Decoder(held.parts, compression),
-        identity=Identity(shard=shard, digest=plan.digest, sync=repr(sync), compression=repr(compression)),
-        timeout_s=exchange.timeout_s,
+    server = Server(
+        model, optimizer, exchange=exchange, sync=sync, compression=compression, shard=shard, workers=workers
     )
-    if checkpoints is not None and path is not None:
-        service.keep(path, every=checkpoints.every)
-    first_version = held.version
-    directory = directory_for(exchange, store)
-    with _terminated() as stop:
-        with _listening(service, held, directory, shard, exchange.timeout_s) as threads:
-            try:
-                _watch(service, members, stop, timeout_s=exchange.timeout_s, shard=shard)
-            finally:
-                # The last answers, or the reason of a failure, are on their way; workers hang up when they have them.
-                if not stop.is_set():
-                    _join(threads, _FAREWELL_S)
-        with service.changed:
-            service.save()
-    return _report(service.tally, members, held, shard=shard, first_version=first_version, was_stopped=stop.is_set())
+    if checkpoints is not None:
+        server.keep(checkpoints)
+    return server.run(directory_for(exchange, store))
+
+
+class Server:
+    """The server of one shard. `run` serves; meanwhile other threads may copy or replace what it holds."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        exchange: ParameterServer,
+        sync: object,
+        compression: SettingsOfCodec | None,
+        shard: int,
+        workers: int,
+    ) -> None:
+        # Optimizers import this at their first step, for seconds, while the first worker would wait.
+        importlib.import_module("torch._dynamo")
+        compression = lossy(compression)
+        plan = Plan.make(model, num_shards=exchange.shards, cut=exchange.cut)
+        self._exchange, self._number, self._digest = exchange, shard, plan.digest
+        self._held, self._members = Shard(model, plan.shards[shard], optimizer), Members(range(workers))
+        self._discipline = discipline_for(sync, self._held, self._members)
+        self._service = Service(
+            self._held,
+            self._members,
+            self._discipline,
+            Decoder(self._held.parts, compression),
+            identity=Identity(shard=shard, digest=plan.digest, sync=repr(sync), compression=repr(compression)),
+            timeout_s=exchange.timeout_s,
+        )
+
+    def keep(self, checkpoints: Checkpoints) -> None:
+        """Go on from the last checkpoint, if there is one, and write more."""
+        path = checkpoint_path(checkpoints.directory, shard=self._number, num_shards=self._exchange.shards)
+        state = read_checkpoint(path, digest=self._digest)
+        if state is not None:
+            self._held.load_state_dict(state)
+            self._members.expect_again(state["members"])
+            self._discipline.resume(state["clock"])
+        self._service.keep(path, every=checkpoints.every)
+
+    def run(self, directory: Directory) -> ServerReport:
+        """Serve until all workers are done or lost."""
+        first_version, timeout_s = self._held.version, self._exchange.timeout_s
+        with _terminated() as stop:
+            with _listening(self._service, self._held, directory, self._number, timeout_s) as threads:
+                try:
+                    _watch(self._service, self._members, stop, timeout_s=timeout_s, shard=self._number)
+                finally:
+                    # The last answers, or the reason of a failure, are on their way; workers then hang up.
+                    if not stop.is_set():
+                        _join(threads, _FAREWELL_S)
+            with self._service.changed:
+                self._service.save()
+        return _report(
+            self._service.tally,
+            self._members,
+            self._held,
+            shard=self._number,
+            first_version=first_version,
+            was_stopped=stop.is_set(),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the weights and of the optimizer's state."""
+        with self._service.changed:
+            return copy.deepcopy(self._held.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hold these weights and this state of the optimizer from now on."""
+        with self._service.changed:
+            self._held.load_state_dict(copy.deepcopy(state))
 
 
 def _report(
@@ -139,15 +186,6 @@ def _report(
         largest_delay=tally.largest_delay,
         mean_delay=tally.total_delay / max(1, tally.num_pushes),
     )
-
-
-def _restore(path: Path, held: Shard, members: Members, discipline: Discipline, digest: str) -> None:
-    """Go on from the checkpoint, if there is one."""
-    state = read_checkpoint(path, digest=digest)
-    if state is not None:
-        held.load_state_dict(state)
-        members.expect_again(state["members"])
-        discipline.resume(state["clock"])
 
 
 def _watch(service: Service, members: Members, stop: threading.Event, *, timeout_s: float, shard: int) -> None:

@@ -9,9 +9,11 @@ Dean et al., "Large Scale Distributed Deep Networks", 2012; Recht et al., "Hogwi
 
 from dataclasses import dataclass
 
+from sandtable.methods.sync.served import ServedSync
+
 __all__ = ["Asynchronous"]
 
 
 @dataclass(frozen=True)
-class Asynchronous:
+class Asynchronous(ServedSync):
     """Each worker at its own pace; only with `ParameterServer`."""

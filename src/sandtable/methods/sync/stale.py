@@ -10,12 +10,13 @@ Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Param
 from dataclasses import dataclass
 
 from sandtable.errors import MethodError
+from sandtable.methods.sync.served import ServedSync
 
 __all__ = ["StaleSynchronous"]
 
 
 @dataclass(frozen=True)
-class StaleSynchronous:
+class StaleSynchronous(ServedSync):
     """A worker that has finished `bound` steps more than the slowest waits for it; only with `ParameterServer`."""
 
     bound: int

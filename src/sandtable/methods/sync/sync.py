@@ -43,6 +43,10 @@ class Driver(ABC):
     def step(self) -> None:
         """Exchange what is due, and let the optimizer take its step, in the order of the method."""
 
+    def fetch_common(self) -> bool:
+        """Take the weights that all ranks share, where some place holds them; False: there is none, average them."""
+        return False
+
     def begin(self) -> None:  # noqa: B027
         """Told when all ranks hold the same weights: at the start, and after `synchronize`."""
 

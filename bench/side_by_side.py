@@ -1,0 +1,405 @@
+"""Our methods beside those of torch and others: time to a given accuracy and bytes, on the same slow links.
+
+    sudo python bench/side_by_side.py --data DATA                 # 4 and 8 hosts at 100 Mbit/s
+    sudo python bench/side_by_side.py --data DATA --hosts 4 --only ddp bulk best
+    sudo python bench/side_by_side.py --quick                     # 2 hosts, made-up images, a minute
+
+Every method trains the same network on the same images in the same order, with the same optimizer and a constant rate, on hosts
+made of this machine (`sandtable.lab`). DDP goes first, for `--epochs`; what it reaches at the end, less half a point, is the
+target. Every other method trains until it is there, for three times as long at most. Accuracy is that of the mean of all
+replicas; while it is measured the clock stands still. Bytes are what the kernel counted on the hosts' cables.
+
+torchft (LocalSGD, DiLoCo) and decent-dp are measured if they are installed (`pip install -c constraints.txt torchft decent-dp`), and left
+out with a word if not. The last line is a JSON object:
+
+rows      hosts, method, counterpart, seconds to the target (null: not reached), step_s, steps, accuracy, bytes a host has sent
+slowest   the largest ratio of our time a step to the counterpart's
+speed_up  DDP's time to the target over the best method's, by number of hosts
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from sandtable import methods
+from sandtable.errors import SandtableError
+from sandtable.lab import Lab, Plan
+from sandtable.methods.server.directory import own_host
+from sandtable.study.batches import Batches
+from sandtable.study.data import load_images
+from sandtable.study.evaluation import evaluate
+from sandtable.study.place import ENVIRONMENT
+
+MBIT = 10**6 / 8
+RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
+PERIOD = 16
+"""Steps between exchanges of all methods with local steps."""
+CABLES = Path("/sys/class/net")
+LIGHTHOUSE = 29510
+PATIENCE = timedelta(minutes=5)
+
+Step = Callable[[], None]
+"""After a backward pass: exchange what is due, step, clear the gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What every worker is told."""
+
+    method: str
+    data: str
+    folder: str | None
+    batch: int
+    epochs: float
+    every: int
+    seed: int
+    target: float | None
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one method came to."""
+
+    steps: int
+    seconds: float
+    step_s: float
+    accuracy: float
+    reached: bool
+    sent_bytes: int
+
+
+def network(num_classes: int, shape: tuple[int, int, int], seed: int) -> nn.Module:
+    """Few multiplications and many weights, so that links decide: 0.5 million multiplications, 530,000 parameters."""
+    channels, height, width = shape
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * (height // 4) * (width // 4), 512),
+        nn.ReLU(),
+        nn.Linear(512, num_classes),
+    )
+
+
+# Methods: each makes, from a model, what is called for a batch's output, and the step after its backward pass.
+
+Made = tuple[nn.Module, Step]
+
+
+def sgd(parameters: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+
+
+def stepping(optimizer: Any) -> Step:
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def ddp(model: nn.Module, hook: Callable[[DistributedDataParallel], None] | None = None) -> Made:
+    wrapped = DistributedDataParallel(model)
+    if hook is not None:
+        hook(wrapped)
+    return wrapped, stepping(sgd(wrapped.parameters()))
+
+
+def ddp_fp16(model: nn.Module) -> Made:
+    return ddp(model, lambda wrapped: wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook))
+
+
+def ddp_power_sgd(model: nn.Module) -> Made:
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    return ddp(model, lambda wrapped: wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
+
+
+def ddp_post_local(model: nn.Module) -> Made:
+    state = post_localSGD_hook.PostLocalSGDState(
+        process_group=None, subgroup=None, start_localSGD_iter=PERIOD, post_local_gradient_allreduce=False
+    )
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=PERIOD, warmup_steps=PERIOD)
+    return wrapped, stepping(PostLocalSGDOptimizer(optim=sgd(wrapped.parameters()), averager=averager))
+
+
+def torchft_manager() -> Any:
+    """Each rank is a replica group of its own, with a lighthouse on the first."""
+    from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415  not a dependency of ours
+    from torchft.coordination import LighthouseServer  # noqa: PLC0415
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        KEPT.append(LighthouseServer(bind=f"0.0.0.0:{LIGHTHOUSE}", min_replicas=size, join_timeout_ms=60_000))
+    dist.barrier()
+    KEPT.append(dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False))
+    return Manager(
+        pg=ProcessGroupGloo(timeout=PATIENCE),
+        load_state_dict=lambda _: None,
+        state_dict=dict,
+        min_replica_size=size,
+        use_async_quorum=False,
+        timeout=PATIENCE,
+        quorum_timeout=PATIENCE,
+        rank=0,
+        world_size=1,
+        store_addr=own_host(),
+        store_port=KEPT[-1].port,
+        lighthouse_addr=f"http://{os.environ['MASTER_ADDR']}:{LIGHTHOUSE}",
+        replica_id=f"rank{rank}",
+        hostname=own_host(),
+        init_sync=False,
+    )
+
+
+def torchft_local_sgd(model: nn.Module) -> Made:
+    from torchft.local_sgd import LocalSGD  # noqa: PLC0415
+
+    optimizer = sgd(model.parameters())
+    LocalSGD(torchft_manager(), model, optimizer, sync_every=PERIOD).__enter__()
+    return model, stepping(optimizer)
+
+
+def torchft_diloco(model: nn.Module) -> Made:
+    from torchft.local_sgd import DiLoCo  # noqa: PLC0415
+
+    optimizer = sgd(model.parameters())
+    outer = torch.optim.SGD(model.parameters(), lr=OUTER.lr, momentum=OUTER.momentum, nesterov=True)
+    DiLoCo(torchft_manager(), [model], optimizer, outer, sync_every=PERIOD).__enter__()
+    return model, stepping(optimizer)
+
+
+def decent(model: nn.Module) -> Made:
+    """Gossip of weights with the two neighbours in turn, beside the next backward pass; it steps in its hooks."""
+    from decent_dp.ddp import DecentralizedDataParallel  # noqa: PLC0415
+
+    wrapped = DecentralizedDataParallel(model, lambda named: sgd([p for _, p in named]), topology="ring")
+    return wrapped, lambda: None
+
+
+def ours(**axes: Any) -> Callable[[nn.Module], Made]:
+    """`DataParallel` with these axes."""
+
+    def make(model: nn.Module) -> Made:
+        return model, methods.DataParallel(model, sgd(model.parameters()), **axes).step
+
+    return make
+
+
+OUTER = methods.Nesterov()
+KEPT: list[Any] = []
+"""What must live as long as the process."""
+
+THEIRS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
+    "ddp": (ddp, "torch"),
+    "ddp-fp16": (ddp_fp16, "torch"),
+    "ddp-power-sgd": (ddp_power_sgd, "torch"),
+    "ddp-post-local": (ddp_post_local, "torch"),
+    "torchft-local-sgd": (torchft_local_sgd, "torchft"),
+    "torchft-diloco": (torchft_diloco, "torchft"),
+    "decent-dp": (decent, "decent_dp"),
+}
+"""How each is made, and the module it needs."""
+
+OURS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
+    "bulk": (ours(), "ddp"),
+    "half": (ours(compression=methods.Half()), "ddp-fp16"),
+    "power-sgd": (ours(compression=methods.PowerSGD(4)), "ddp-power-sgd"),
+    "post-local": (ours(sync=methods.PostLocalSGD(switch_at=PERIOD, period=PERIOD)), "ddp-post-local"),
+    "local-sgd": (ours(sync=methods.LocalSGD(PERIOD)), "torchft-local-sgd"),
+    "diloco": (ours(sync=methods.DiLoCo(PERIOD)), "torchft-diloco"),
+    "gossip": (ours(sync=methods.LocalSGD(1), exchange=methods.Gossip()), "decent-dp"),
+    "best": (ours(sync=methods.LocalSGD(PERIOD), compression=methods.TopK(0.05)), "ddp"),
+}
+"""How each is made, and whose kind it is of."""
+
+
+def main() -> None:
+    args = parse()
+    if args.worker:
+        work(Settings(**json.loads(args.worker)))
+        return
+    rows: list[dict[str, Any]] = []
+    try:
+        for hosts in args.hosts:
+            rows += side_by_side(hosts, args)
+    except SandtableError as error:
+        sys.exit(f"bench/side_by_side.py: {error}")
+    print(json.dumps({"rows": rows, "slowest": slowest(rows), "speed_up": speed_ups(rows)}))
+
+
+def side_by_side(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All methods on one lab, DDP first."""
+    rows: list[dict[str, Any]] = []
+    target: float | None = None
+    with Lab(Plan.uniform(hosts, bandwidth_bytes_per_s=args.rate_mbit * MBIT, cores=args.cores / hosts)) as lab:
+        for name in ["ddp", *(one for one in [*THEIRS, *OURS] if one != "ddp" and one in args.only)]:
+            package = THEIRS[name][1] if name in THEIRS else "sandtable"
+            if importlib.util.find_spec(package) is None:
+                print(f"{hosts} hosts  {name:18} left out: {package} is not installed", flush=True)
+                continue
+            found = run(lab, name, target, args)
+            target = target if target is not None else found.accuracy - 0.005
+            rows.append({"hosts": hosts, "method": name, "counterpart": OURS.get(name, (None, None))[1], **asdict(found)})
+            print(
+                f"{hosts} hosts  {name:18} {found.seconds:7.1f} s to {found.accuracy:6.2%}"
+                f"{'' if found.reached else ' (not reached)'}  {found.step_s * 1e3:7.1f} ms a step"
+                f"  {found.sent_bytes / 1e6:8.1f} MB a host",
+                flush=True,
+            )
+    return rows
+
+
+def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> Outcome:
+    """Train by one method on all hosts."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            method=name,
+            data="synthetic" if args.quick else "cifar10",
+            folder=args.data,
+            batch=args.batch,
+            epochs=args.epochs * (1 if target is None else 3),
+            every=args.every,
+            seed=args.seed,
+            target=target,
+            out=f"{folder}/outcome.json",
+        )
+        lines: list[str] = []
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(asdict(settings))]
+        lab.run(command, show=lambda host, line: lines.append(f"{host}: {line}"), environment=ENVIRONMENT)
+        if not Path(settings.out).exists():
+            sys.exit("\n".join([*lines[-30:], f"{name} did not finish"]))
+        return Outcome(**json.loads(Path(settings.out).read_text()))
+
+
+def work(settings: Settings) -> None:
+    """One host: train until the target, or for as long as allowed."""
+    os.environ.setdefault("RANK", os.environ["NODE_RANK"])
+    os.environ.setdefault("WORLD_SIZE", os.environ["NNODES"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    images = load_images(settings.data, None if settings.folder is None else Path(settings.folder))
+    batches = Batches(
+        images=images,
+        rank=dist.get_rank(),
+        workers=dist.get_world_size(),
+        batch=settings.batch,
+        seed=settings.seed,
+        augment=False,
+    )
+    model = network(images.num_classes, images.shape, settings.seed)
+    make, _ = {**THEIRS, **OURS}[settings.method]
+    callable_model, step = make(model)
+    allowed = round(settings.epochs * batches.steps_per_epoch)
+    seconds, sent, steps, accuracy = 0.0, 0, 0, 0.0
+    stream = endless(batches)
+    reached = False
+    while steps < allowed and not reached:
+        dist.barrier()
+        sent_before, start = sent_bytes(), time.perf_counter()
+        for _ in range(min(settings.every, allowed - steps)):
+            inputs, targets = next(stream)
+            nn.functional.cross_entropy(callable_model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            step()
+            steps += 1
+        seconds += time.perf_counter() - start
+        sent += sent_bytes() - sent_before
+        accuracy = evaluate(model, batches).accuracy
+        reached = settings.target is not None and accuracy >= settings.target
+    slowest_s = torch.tensor([seconds, float(sent)], dtype=torch.float64)
+    dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        seconds, sent = float(slowest_s[0]), int(slowest_s[1])
+        outcome = Outcome(
+            steps=steps,
+            seconds=seconds,
+            step_s=seconds / steps,
+            accuracy=accuracy,
+            reached=reached or settings.target is None,
+            sent_bytes=sent,
+        )
+        Path(settings.out).write_text(json.dumps(asdict(outcome)))
+    dist.barrier()
+    # Threads of other libraries, which would wait for partners that have gone, end with the process.
+    os._exit(0)
+
+
+def endless(batches: Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for number in itertools.count():
+        yield from batches.epoch(number)
+
+
+def sent_bytes() -> int:
+    """By the kernel's counters, on the cables of this host."""
+    return sum(
+        int((cable / "statistics" / "tx_bytes").read_text()) for cable in CABLES.iterdir() if cable.name != "lo"
+    )
+
+
+def slowest(rows: list[dict[str, Any]]) -> float | None:
+    """The largest ratio of a step of ours to one of its counterpart."""
+    by_name = {(row["hosts"], row["method"]): row for row in rows}
+    ratios = [
+        row["step_s"] / by_name[row["hosts"], row["counterpart"]]["step_s"]
+        for row in rows
+        if row["counterpart"] and (row["hosts"], row["counterpart"]) in by_name
+    ]
+    return round(max(ratios), 3) if ratios else None
+
+
+def speed_ups(rows: list[dict[str, Any]]) -> dict[str, float]:
+    found = {}
+    for hosts in sorted({row["hosts"] for row in rows}):
+        same = [row for row in rows if row["hosts"] == hosts and row["reached"]]
+        baseline = next(row["seconds"] for row in same if row["method"] == "ddp")
+        found[str(hosts)] = round(baseline / min(row["seconds"] for row in same), 2)
+    return found
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder with CIFAR-10 in its binary format")
+    parser.add_argument("--hosts", type=int, nargs="+", help="numbers of hosts, 4 and 8 unless given")
+    parser.add_argument("--only", nargs="+", choices=[*THEIRS, *OURS], default=[*THEIRS, *OURS])
+    parser.add_argument("--rate-mbit", type=float, default=100.0)
+    parser.add_argument("--cores", type=float, default=2.0, help="processors that all hosts have together")
+    parser.add_argument("--batch", type=int, default=32, help="images in a step of one host")
+    parser.add_argument("--epochs", type=float, default=2.0, help="epochs of DDP")
+    parser.add_argument("--every", type=int, default=25, help="steps between looks at the accuracy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="2 hosts, made-up images, one epoch")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.hosts = args.hosts or ([2] if args.quick else [4, 8])
+    if args.quick:
+        args.epochs, args.every, args.rate_mbit = 1.0, 10, 1000.0
+    return args
+
+
+if __name__ == "__main__":
+    main()
