@@ -15,6 +15,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # more workers than cores is normal
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",  # threads that share arenas keep a worker tens of megabytes smaller
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),  # memory of one step is kept for the next: a third more images a second
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "PYTHONUNBUFFERED": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
