@@ -49,6 +49,7 @@ def main() -> None:
 
     start = time.perf_counter()
     with ServerClient(model, sync=sync, exchange=exchange) as client:
+        print(f"worker {client.worker} begins\n", end="", flush=True)
         for step in range(options.steps):
             inputs, targets = batch(step * role.num_workers + client.worker)
             F.cross_entropy(model(inputs), targets).backward()

@@ -2,12 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from sandtable.cluster import Cluster
+from sandtable.errors import LabError
 from sandtable.lab import cores as processors
 from sandtable.lab import hosts
 from sandtable.lab.cluster_plan import plan_for
@@ -123,6 +124,21 @@ class Lab:
             seconds=seconds,
             in_time=in_time,
         )
+
+    @contextlib.contextmanager
+    def cut(self, host: int) -> Iterator[None]:
+        """The cable of a host (by its number) is out meanwhile: nothing arrives, and nothing is refused either.
+
+        To be used while another thread runs a command.
+        """
+        if self._network is None or not 0 <= host < len(self.plan.hosts):
+            raise LabError(f"a cable must be of a host (0 to {len(self.plan.hosts) - 1}) of an open lab, but got {host}")
+        network = self._network
+        network.plug(host, pulled=True)
+        try:
+            yield
+        finally:
+            network.plug(host, pulled=False)
 
     def _start(self, network: Network, index: int, command: Sequence[str], extra: Mapping[str, str]) -> hosts.Process:
         host = self.plan.hosts[index]

@@ -67,6 +67,10 @@ class Network:
             found[site.name] = counters.read(self.switches, f"up{index}")
         return found
 
+    def plug(self, host: int, *, pulled: bool) -> None:
+        """Pull the cable of a host out of its switch, or put it back in."""
+        self._in_switches("link", "set", f"port{host}", "down" if pulled else "up")
+
     def _add_bridges(self) -> None:
         """One bridge, or with sites one each and one in the middle."""
         self._add_bridge(_MIDDLE)

@@ -1,0 +1,169 @@
+"""Workers killed, stopped and cut off: training ends as it should, or with an error in the time it states."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.lab.standing import needs_lab
+
+from sandtable.lab import Lab, Plan
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+_BEGINS = re.compile(r"rank (\d): process (\d+) begins at step (\d+)")
+_CUT_S = 5.0
+
+
+class Job:
+    """torchrun on this machine, its lines read as they come."""
+
+    def __init__(self, ranks: int, *options: str, restarts: int = 0) -> None:
+        words = [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [*words, str(_EXAMPLES / "local_sgd.py"), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, is_so: Callable[[], bool], *, seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline, self.lines[-20:]
+            assert self._process.poll() is None, self.lines[-20:]
+            time.sleep(0.02)
+
+    def begins(self) -> list[tuple[int, int, int]]:
+        """(rank, process, step) of every start of a rank."""
+        found = [_BEGINS.search(line) for line in list(self.lines)]
+        return [tuple(map(int, match.groups())) for match in found if match]  # type: ignore[misc]
+
+    def end(self, *, seconds: float = 90.0) -> int:
+        code = self._process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+
+
+@contextlib.contextmanager
+def job(ranks: int, *options: str, restarts: int = 0) -> Iterator[Job]:
+    running = Job(ranks, *options, restarts=restarts)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def outcomes(lines: list[str]) -> list[str]:
+    """Accuracy and weights of all ranks, as they say them at the end."""
+    found = [re.search(r"rank (\d): accuracy (\S+) after .* weights (\S+)", line) for line in lines]
+    return sorted(" ".join(match.groups()) for match in found if match)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [["--period", "4"], ["--period", "3", "--exchange", "gossip", "--compression", "threshold"]],
+    ids=["all-reduce", "gossip"],
+)
+def test_job_goes_on_from_its_last_checkpoint_when_a_worker_is_killed(options, tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    settings = [*options, "--steps", "160", "--every", "20"]
+    with job(3, *settings) as undisturbed:
+        assert undisturbed.end() == 0
+    with job(3, *settings, "--checkpoints", str(checkpoints), restarts=1) as disturbed:
+        disturbed.wait_for(lambda: any(checkpoints.glob("step-*/.metadata")))
+        victim = next(process for rank, process, _ in disturbed.begins() if rank == 1)
+        os.kill(victim, signal.SIGKILL)
+        assert disturbed.end() == 0, disturbed.lines[-30:]
+    again = [step for _, process, step in disturbed.begins()[3:]]
+    assert len(again) == 3
+    assert again[0] >= 20
+    assert outcomes(disturbed.lines) == outcomes(undisturbed.lines)
+    assert len(outcomes(undisturbed.lines)) == 3
+    assert len(list(checkpoints.glob("step-*"))) == 2
+
+
+@pytest.mark.slow
+def test_worker_that_hangs_is_an_error_within_the_stated_time():
+    with job(2, "--steps", "100000", "--period", "1", "--timeout", "4") as running:
+        running.wait_for(lambda: len(running.begins()) == 2)
+        victim = next(process for rank, process, _ in running.begins() if rank == 1)
+        os.kill(victim, signal.SIGSTOP)
+        start = time.monotonic()
+        try:
+            running.wait_for(lambda: any("imed out" in line for line in running.lines), seconds=20)
+            assert time.monotonic() - start < 4 + 3
+        finally:
+            os.kill(victim, signal.SIGKILL)
+        assert running.end() != 0
+
+
+@needs_lab
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["local_sgd.py", "--period", "1", "--steps", "60"],
+        ["local_sgd.py", "--period", "1", "--steps", "60", "--exchange", "gossip"],
+        ["parameter_server.py", "--sync", "bulk", "--shards", "1", "--steps", "80"],
+    ],
+    ids=["all-reduce", "gossip", "server"],
+)
+def test_link_that_is_cut_for_five_seconds_only_costs_time(command):
+    words = ["torchrun", "--nproc-per-node", "1", str(_EXAMPLES / command[0]), *command[1:]]
+    plan = Plan.uniform(3, bandwidth_bytes_per_s=1e6)
+    with Lab(plan) as lab:
+        undisturbed, seconds = follow(lab, words, cut_when=None)
+        disturbed, seconds_with_cut = follow(lab, words, cut_when="begins")
+    assert accuracies(disturbed) == accuracies(undisturbed)
+    # The peers find out by sending again, at intervals that double: 6.2 s after the first loss at the latest.
+    assert _CUT_S - 1 < seconds_with_cut - seconds < _CUT_S + 12
+
+
+def follow(lab: Lab, words: list[str], *, cut_when: str | None) -> tuple[list[str], float]:
+    """What the hosts said, and how long the command took; at those words the second host's cable is cut."""
+    lines: list[str] = []
+    cutter = threading.Thread(target=_cut, args=[lab])
+
+    def show(host: str, line: str) -> None:
+        lines.append(line)
+        if cut_when is not None and cut_when in line and not cutter.ident:
+            cutter.start()
+
+    result = lab.run(words, show=show, timeout_s=120)
+    if cutter.ident:
+        cutter.join()
+    assert result.exit_code == 0, lines[-20:]
+    assert cut_when is None or cutter.ident
+    return lines, result.seconds
+
+
+def _cut(lab: Lab) -> None:
+    time.sleep(1.0)
+    with lab.cut(1):
+        time.sleep(_CUT_S)
+
+
+def accuracies(lines: list[str]) -> list[str]:
+    found = [re.search(r"((rank|worker) \d): accuracy (\S+)", line) for line in lines]
+    return sorted(f"{match[1]} {match[3]}" for match in found if match)
