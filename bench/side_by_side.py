@@ -66,7 +66,7 @@ class Settings:
 
     method: str
     data: str
-    folder: str | None
+    folder: str
     batch: int
     epochs: float
     every: int
@@ -134,6 +134,8 @@ def ddp_fp16(model: nn.Module) -> Made:
 
 
 def ddp_power_sgd(model: nn.Module) -> Made:
+    # One bucket: with several the hook's exchanges meet in another order on another rank, and gloo aborts.
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 25 << 20  # type: ignore[attr-defined]
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     return ddp(model, lambda wrapped: wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
 
@@ -303,7 +305,7 @@ def work(settings: Settings) -> None:
     os.environ.setdefault("WORLD_SIZE", os.environ["NNODES"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=PATIENCE)
-    images = load_images(settings.data, None if settings.folder is None else Path(settings.folder))
+    images = load_images(settings.data, Path(settings.folder))
     batches = Batches(
         images=images,
         rank=dist.get_rank(),
@@ -383,7 +385,7 @@ def speed_ups(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with CIFAR-10 in its binary format")
+    parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="folder of the data sets")
     parser.add_argument("--hosts", type=int, nargs="+", help="numbers of hosts, 4 and 8 unless given")
     parser.add_argument("--only", nargs="+", choices=[*THEIRS, *OURS], default=[*THEIRS, *OURS])
     parser.add_argument("--rate-mbit", type=float, default=100.0)

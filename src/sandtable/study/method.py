@@ -1,6 +1,7 @@
 """One configuration of a study, as its settings name it."""
 
 import re
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -18,6 +19,9 @@ class Method(Table):
     exchange: Text = Field(default="AllReduce()", description='with whom, such as "Gossip()"')
     compression: Text = Field(default="NoCompression()", description='what, such as "TopK(0.01)"')
     learning_rate: Speed | None = Field(default=None, description="a rate of its own in the place of [training]'s")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="a momentum of the optimizer in the place of [training]'s, such as 0"
+    )
 
     @model_validator(mode="after")
     def _words_are_readable(self) -> "Method":

@@ -54,7 +54,7 @@ class _Worker:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=self.peak,
-            momentum=settings.training.momentum,
+            momentum=settings.training.momentum if method.momentum is None else method.momentum,
             weight_decay=settings.training.weight_decay,
         )
         methods = importlib.import_module(assignment.methods)
