@@ -1,8 +1,9 @@
 """All-reduce: everybody ends with the mean of all.
 
 Uncompressed it is torch's own all-reduce, or the explicit ring of `ring.py`. Compressed messages cannot be added on the
-way, so each rank sends its message to every other, and all add the same messages up in the same order: bytes sent are
-(N-1)·message instead of 2(N-1)/N·dense, so it pays when a message is shorter than 2/N of the dense vector.
+way. Sparse ones go whole to every other rank, and all add the same messages up in the same order: bytes sent are
+(N-1)·message instead of 2(N-1)/N·dense, so it pays when a message is shorter than 2/N of the dense vector. Others go
+by shares (`by_shares.py`): 2(N-1)/N of a message, so it pays whenever a message is shorter than the vector.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sandtable.errors import MethodError
+from sandtable.methods.exchange.by_shares import ByShares, cost_by_shares
 from sandtable.methods.exchange.exchange import Cost, Exchange, Line, Mixer
 from sandtable.methods.exchange.ring import ring_all_reduce
 from sandtable.methods.flat import Vector
@@ -27,7 +29,7 @@ class AllReduce(Exchange):
 
     `algorithm`: "native" is torch's own (gloo's segmented ring, NCCL's choice), "ring" the explicit ring of 2(N-1)
     steps. Cost uncompressed: 2(N-1) messages, 2(N-1)/N of the vector sent. Compressed: N-1 messages of the compressed
-    size.
+    size where it is sparse, else 2(N-1) messages of 1/N of it.
     """
 
     algorithm: str = "native"
@@ -45,13 +47,15 @@ class AllReduce(Exchange):
             return _Sum(wire, _SUMS[self.algorithm])
         if hasattr(line.compression, "reducer"):
             return _Reduced(wire, line, _SUMS[self.algorithm])
-        return _Gathered(wire, line)
+        return ByShares(wire, line) if _goes_by_shares(line, wire.size) else _Gathered(wire, line)
 
     def cost(self, num_ranks: int, line: Line) -> Cost:
         others = num_ranks - 1
         is_factored = hasattr(line.compression, "reducer")
         size = _factor_bytes(line) if is_factored else line.compression.message_bytes(line.num_elements, line.dtype)
         if line.is_compressed and not is_factored:
+            if _goes_by_shares(line, num_ranks):
+                return cost_by_shares(num_ranks, line)
             return Cost(
                 rounds=min(others, 1),
                 messages=others,
@@ -123,6 +127,11 @@ class _Reduced(Mixer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reducer.load_state_dict(state)
+
+
+def _goes_by_shares(line: Line, num_ranks: int) -> bool:
+    """Of two ranks each has to send its whole message anyway."""
+    return not line.compression.is_sparse and num_ranks > 2
 
 
 def _factor_bytes(line: Line) -> float:
