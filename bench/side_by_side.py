@@ -4,15 +4,17 @@
     sudo python bench/side_by_side.py --data DATA --hosts 4 --only ddp bulk best
     sudo python bench/side_by_side.py --quick                     # 2 hosts, made-up images, a minute
 
-Every method trains the same network on the same images in the same order, with the same optimizer and a constant rate, on hosts
-made of this machine (`sandtable.lab`). DDP goes first, for `--epochs`; what it reaches at the end, less half a point, is the
-target. Every other method trains until it is there, for three times as long at most. Accuracy is that of the mean of all
-replicas; while it is measured the clock stands still. Bytes are what the kernel counted on the hosts' cables.
+Every method trains the same network on the same images in the same order, with the same optimizer and a constant
+rate, on hosts made of this machine (`sandtable.lab`). DDP goes first, for `--epochs`; what it reaches at the end, less
+half a point, is the target. Every other method trains until it is there, for three times as long at most. Accuracy is
+that of the mean of all replicas; while it is measured the clock stands still. Bytes are what the kernel counted on the
+hosts' cables.
 
-torchft (LocalSGD, DiLoCo) and decent-dp are measured if they are installed (`pip install -c constraints.txt torchft decent-dp`), and left
-out with a word if not. The last line is a JSON object:
+torchft (LocalSGD, DiLoCo) and decent-dp are measured if they are installed, and left out with a word if not:
+`pip install -c constraints.txt torchft decent-dp`. The last line is a JSON object:
 
-rows      hosts, method, counterpart, seconds to the target (null: not reached), step_s, steps, accuracy, bytes a host has sent
+rows      hosts, method, counterpart, seconds until the target was reached or it was given up, whether it was reached,
+          step_s, steps, accuracy, bytes that a host has sent
 slowest   the largest ratio of our time a step to the counterpart's
 speed_up  DDP's time to the target over the best method's, by number of hosts
 """
@@ -152,8 +154,8 @@ def ddp_post_local(model: nn.Module) -> Made:
 
 def torchft_manager() -> Any:
     """Each rank is a replica group of its own, with a lighthouse on the first."""
-    from torchft import Manager, ProcessGroupGloo  # noqa: PLC0415  not a dependency of ours
-    from torchft.coordination import LighthouseServer  # noqa: PLC0415
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
 
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
@@ -180,7 +182,7 @@ def torchft_manager() -> Any:
 
 
 def torchft_local_sgd(model: nn.Module) -> Made:
-    from torchft.local_sgd import LocalSGD  # noqa: PLC0415
+    from torchft.local_sgd import LocalSGD
 
     optimizer = sgd(model.parameters())
     LocalSGD(torchft_manager(), model, optimizer, sync_every=PERIOD).__enter__()
@@ -188,7 +190,7 @@ def torchft_local_sgd(model: nn.Module) -> Made:
 
 
 def torchft_diloco(model: nn.Module) -> Made:
-    from torchft.local_sgd import DiLoCo  # noqa: PLC0415
+    from torchft.local_sgd import DiLoCo
 
     optimizer = sgd(model.parameters())
     outer = torch.optim.SGD(model.parameters(), lr=OUTER.lr, momentum=OUTER.momentum, nesterov=True)
@@ -198,7 +200,7 @@ def torchft_diloco(model: nn.Module) -> Made:
 
 def decent(model: nn.Module) -> Made:
     """Gossip of weights with the two neighbours in turn, beside the next backward pass; it steps in its hooks."""
-    from decent_dp.ddp import DecentralizedDataParallel  # noqa: PLC0415
+    from decent_dp.ddp import DecentralizedDataParallel
 
     wrapped = DecentralizedDataParallel(model, lambda named: sgd([p for _, p in named]), topology="ring")
     return wrapped, lambda: None
@@ -267,7 +269,9 @@ def side_by_side(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
                 continue
             found = run(lab, name, target, args)
             target = target if target is not None else found.accuracy - 0.005
-            rows.append({"hosts": hosts, "method": name, "counterpart": OURS.get(name, (None, None))[1], **asdict(found)})
+            rows.append(
+                {"hosts": hosts, "method": name, "counterpart": OURS.get(name, (None, None))[1], **asdict(found)}
+            )
             print(
                 f"{hosts} hosts  {name:18} {found.seconds:7.1f} s to {found.accuracy:6.2%}"
                 f"{'' if found.reached else ' (not reached)'}  {found.step_s * 1e3:7.1f} ms a step"
@@ -358,9 +362,7 @@ def endless(batches: Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def sent_bytes() -> int:
     """By the kernel's counters, on the cables of this host."""
-    return sum(
-        int((cable / "statistics" / "tx_bytes").read_text()) for cable in CABLES.iterdir() if cable.name != "lo"
-    )
+    return sum(int((cable / "statistics" / "tx_bytes").read_text()) for cable in CABLES.iterdir() if cable.name != "lo")
 
 
 def slowest(rows: list[dict[str, Any]]) -> float | None:

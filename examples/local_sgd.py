@@ -56,7 +56,10 @@ def main() -> None:
     accuracy = (model(inputs).argmax(dim=1) == targets).float().mean().item()
     weights = sum(parameter.double().abs().sum().item() for parameter in model.parameters())
     sent_bytes = parallel.record.end_epoch(accuracy=accuracy).sent_bytes
-    say(f"rank {rank}: accuracy {accuracy:.3f} after {options.steps} steps, {sent_bytes} bytes sent, weights {weights:.9f}")
+    say(
+        f"rank {rank}: accuracy {accuracy:.3f} after {options.steps} steps, {sent_bytes} bytes sent, "
+        f"weights {weights:.9f}"
+    )
     dist.destroy_process_group()
 
 

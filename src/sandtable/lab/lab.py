@@ -132,7 +132,9 @@ class Lab:
         To be used while another thread runs a command.
         """
         if self._network is None or not 0 <= host < len(self.plan.hosts):
-            raise LabError(f"a cable must be of a host (0 to {len(self.plan.hosts) - 1}) of an open lab, but got {host}")
+            raise LabError(
+                f"a cable must be of a host (0 to {len(self.plan.hosts) - 1}) of an open lab, but got {host}"
+            )
         network = self._network
         network.plug(host, pulled=True)
         try:

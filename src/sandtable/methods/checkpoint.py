@@ -24,8 +24,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from sandtable.errors import MethodError
 
@@ -73,7 +75,7 @@ class ReplicaCheckpoints:
             # Left by a job that was killed while it wrote, or by one that came to this step before.
             shutil.rmtree(folder, ignore_errors=True)
         dist.barrier(self._group)
-        dcp.save(state, checkpoint_id=folder, process_group=self._group)
+        save(state, checkpoint_id=folder, process_group=self._group)
         if self._rank == 0:
             for old in self._whole()[self._keep :]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -88,10 +90,10 @@ class ReplicaCheckpoints:
         self._check_ranks(folder)
         key = f"{self._rank}.frame"
         header: dict[str, Any] = {key: None}
-        dcp.load(header, checkpoint_id=folder, process_group=self._group)
+        load(header, checkpoint_id=folder, process_group=self._group)
         frame = header[key].state
         tensors: dict[str, Any] = {f"{self._rank}.{place.number}": place.empty() for place in _places(frame)}
-        dcp.load(tensors, checkpoint_id=folder, process_group=self._group)
+        load(tensors, checkpoint_id=folder, process_group=self._group)
         state = _put_together(frame, [tensors[f"{self._rank}.{number}"] for number in range(len(tensors))])
         for name, value in self._objects.items():
             if name not in state:
@@ -100,11 +102,11 @@ class ReplicaCheckpoints:
         return int(folder.name.removeprefix(_STEP))
 
     def _check_ranks(self, folder: Path) -> None:
-        keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        keys = FileSystemReader(folder).read_metadata().state_dict_metadata
         num_ranks = sum(key.endswith(".frame") for key in keys)
         if num_ranks != self._size:
             raise MethodError(
-                f"{folder} must be of as many ranks as there are now ({self._size}), since each has a state of its own, "
+                f"{folder} must be of as many ranks as there are now ({self._size}), each with its own state, "
                 f"but is of {num_ranks}; start as many, or load a model that was saved after synchronize()"
             )
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sandtable.errors import MethodError
+from sandtable.methods.buckets import bucket_sizes, has_several
 from sandtable.methods.buffers import Buffers
 from sandtable.methods.compression import Compression, NoCompression
-from sandtable.methods.exchange import AllReduce, Exchange
+from sandtable.methods.exchange import AllReduce, Exchange, Hierarchical
 from sandtable.methods.explain import Explanation, explain
 from sandtable.methods.flat import flatten
 from sandtable.methods.lane import Lane
@@ -41,9 +42,10 @@ class DataParallel:
     """Trains a model on every rank of a group, with three choices: when, with whom, and what is sent.
 
     All replicas start as rank 0's. `overlap`: gradients leave while the backward pass still computes, in buckets of
-    `bucket_bytes`, where the method allows it. `buffers` (running statistics of BatchNorm): "average", as "first" rank
-    has them, or "local"; they are exchanged in `synchronize`, since averaging them at the end equals averaging them at
-    every step (running means are linear). Parameters that do not require gradients stay as they are.
+    `bucket_bytes` (as sent; the first one is smaller), where the method allows it. `buffers` (running statistics of
+    BatchNorm): "average", as "first" rank has them, or "local"; they are exchanged in `synchronize`, since averaging
+    them at the end equals averaging them at every step (running means are linear). Parameters that do not require
+    gradients stay as they are.
 
     With a `ParameterServer` the weights live in shards on some of the ranks, updated there by an optimizer of the same
     kind; this one is not stepped, but the learning rates a scheduler gives it are taken over. Call `close` at the end.
@@ -79,8 +81,9 @@ class DataParallel:
         self._parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._parameters:
             raise MethodError("a model must have a parameter that requires a gradient, but this one has none to train")
-        # A single bucket is full only when the backward pass is over: there is nothing to overlap.
-        overlap = overlap and sum(parameter.nbytes for parameter in self._parameters) > bucket_bytes
+        sends_gradients = self.sync.exchanges_gradients or isinstance(self.exchange, Hierarchical)
+        sizes = bucket_sizes(self.compression, bucket_bytes)
+        overlap = overlap and sends_gradients and has_several(self._parameters, sizes)
         if overlap:
             self.wire = self.wire.private()
         self._buffers = Buffers(model, self.wire, policy=buffers)

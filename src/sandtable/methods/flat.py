@@ -8,6 +8,7 @@ A vector of gradients ends in one number a parameter, 1 where this rank has a gr
 with the rest, it tells every rank which parameters nobody used, for a few bytes and no message of its own.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,21 +17,24 @@ from torch import Tensor
 __all__ = ["Vector", "flatten"]
 
 
-def flatten(parameters: Iterable[Tensor], *, max_bytes: int | None = None, flags: bool = False) -> "list[Vector]":
-    """Vectors that hold all the parameters, in their order; one a dtype and device, and none above `max_bytes`.
+def flatten(parameters: Iterable[Tensor], *, sizes: Iterable[float] = (), flags: bool = False) -> "list[Vector]":
+    """Vectors that hold all the parameters, in their order; one a dtype and device, or several.
 
-    A single parameter larger than `max_bytes` has a vector to itself.
+    `sizes` are in bytes: the first vector is full with the parameter that brings it to the first size or above, the
+    next with the second, and so on; when they run out, a vector is never full.
     """
-    open_runs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    left = iter(sizes)
+    open_runs: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], float]] = {}
     runs: list[list[Tensor]] = []
     for parameter in parameters:
         kind = (parameter.dtype, parameter.device)
-        run = open_runs.get(kind)
-        size = sum(member.nbytes for member in run) + parameter.nbytes if run else 0
-        if run is None or (max_bytes is not None and size > max_bytes):
-            run = open_runs[kind] = []
+        run, size = open_runs[kind] if kind in open_runs else ([], next(left, math.inf))
+        if not run:
             runs.append(run)
         run.append(parameter)
+        open_runs[kind] = run, size
+        if sum(member.nbytes for member in run) >= size:
+            del open_runs[kind]
     return [Vector(run, flags=flags) for run in runs]
 
 

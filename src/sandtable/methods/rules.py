@@ -102,7 +102,7 @@ def _switches_without_common_ground(combination: Combination) -> bool:
 
 
 def _gossips_sparse_gradients(combination: Combination) -> bool:
-    sends_gradients = isinstance(combination.sync, BulkSynchronous | PostLocalSGD)
+    sends_gradients = combination.sync.exchanges_gradients
     return combination.has_sparse_gradients and sends_gradients and not combination.exchange.reaches_all
 
 

@@ -79,7 +79,9 @@ class StudySettings(Table):
 
     def fingerprint(self, method: Method) -> str:
         """Eight letters that change when anything changes that this run's result depends on."""
-        facts = self.model_dump(exclude={"methods"}) | {"method": method.model_dump(exclude={"name"}, exclude_none=True)}
+        facts = self.model_dump(exclude={"methods"}) | {
+            "method": method.model_dump(exclude={"name"}, exclude_none=True)
+        }
         if self.network.kind == "loopback":
             facts["network"] = "loopback"
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""The driver of `DataParallel` for a parameter server: its steps are pushes and pulls, the optimizer is the servers'."""
+"""The driver of `DataParallel` for a parameter server: its steps are pushes and pulls; servers have the optimizer."""
 
 from typing import Any
 

@@ -77,7 +77,7 @@ class Host:
     def _run(self) -> None:
         try:
             self.server.run(self._directory)
-        except BaseException as error:  # noqa: BLE001  told to whoever joins
+        except BaseException as error:
             self._failure = error
 
     def _check(self) -> None:
@@ -132,7 +132,7 @@ def same_optimizer(model: nn.Module, optimizer: Optimizer) -> OptimizerFactory:
                 parameters[number].append(parameter)
         groups = [{**options, "params": held} for options, held in zip(settings, parameters, strict=True)]
         try:
-            return type(optimizer)(groups)  # type: ignore[arg-type]
+            return type(optimizer)(groups)  # type: ignore[call-arg]
         except (TypeError, ValueError) as error:
             raise MethodError(
                 f"a server must be able to make its own {type(optimizer).__name__} from parameter groups, but {error}; "

@@ -7,7 +7,7 @@ own and its partners' gradients, and replicas differ a little.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sandtable.methods.exchange import Cost
 from sandtable.methods.sync.gradients import GradientExchange
@@ -19,6 +19,8 @@ __all__ = ["BulkSynchronous"]
 @dataclass(frozen=True)
 class BulkSynchronous(Sync):
     """Exchange gradients at every step; nobody takes the next before everybody has finished this one."""
+
+    exchanges_gradients: ClassVar[bool] = True
 
     def driver(self, setup: Setup) -> Driver:
         return _Bulk(setup)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sandtable.errors import MethodError
+from sandtable.methods.buckets import bucket_sizes
 from sandtable.methods.compression import Compression
 from sandtable.methods.exchange import Cost, Exchange, Line
 from sandtable.methods.flat import Vector, flatten
@@ -33,8 +34,8 @@ class GradientExchange:
         self._turn = 0
         self._sparse = SparseGradients(setup.sparse_parameters, wire)
         dense = [parameter for parameter in setup.parameters if not _holds(setup.sparse_parameters, parameter)]
-        max_bytes = setup.bucket_bytes if setup.overlap else None
-        self._buckets = flatten(reversed(dense), max_bytes=max_bytes, flags=True)
+        sizes = bucket_sizes(compression, setup.bucket_bytes) if setup.overlap else ()
+        self._buckets = flatten(reversed(dense), sizes=sizes, flags=True)
         self._lines = [
             Line.of(bucket, compression, seed=setup.seed + 1000 * number) for number, bucket in enumerate(self._buckets)
         ]

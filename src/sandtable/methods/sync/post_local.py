@@ -5,7 +5,7 @@ LocalSGD(period). Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 201
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sandtable.errors import MethodError
 from sandtable.methods.exchange import Cost
@@ -19,6 +19,8 @@ __all__ = ["PostLocalSGD"]
 @dataclass(frozen=True)
 class PostLocalSGD(Sync):
     """BulkSynchronous for `switch_at` steps, then LocalSGD(`period`)."""
+
+    exchanges_gradients: ClassVar[bool] = True
 
     switch_at: int
     period: int

@@ -5,7 +5,7 @@ A `Sync` is a setting; the `Driver` made from it takes the steps of one model on
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -71,6 +71,9 @@ class Driver(ABC):
 
 class Sync(ABC):
     """Settings of a sync."""
+
+    exchanges_gradients: ClassVar[bool] = False
+    """At some steps at least, so that they may leave while the backward pass still computes."""
 
     @abstractmethod
     def driver(self, setup: Setup) -> Driver: ...
