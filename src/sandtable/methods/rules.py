@@ -111,6 +111,11 @@ def _corrects_momentum_of_weights(combination: Combination) -> bool:
     return corrects and not isinstance(combination.sync, BulkSynchronous)
 
 
+def _corrects_momentum_of_some(combination: Combination) -> bool:
+    corrects = getattr(combination.compression, "momentum", None) is not None
+    return corrects and not combination.exchange.reaches_all
+
+
 RULES = (
     Rule(
         text="ranks that do not go in step must take weights from a server, since no other rank waits for them",
@@ -136,6 +141,11 @@ RULES = (
         text="momentum correction must see every gradient, which only BulkSynchronous sends",
         is_broken_by=_corrects_momentum_of_weights,
         remedy="try momentum=None, or sync=BulkSynchronous()",
+    ),
+    Rule(
+        text="momentum correction must be of all ranks' gradients, since a rank's own goes into a mixture without it",
+        is_broken_by=_corrects_momentum_of_some,
+        remedy="try exchange=AllReduce(), or momentum=None",
     ),
     Rule(
         text="sparse gradients must go to all ranks",

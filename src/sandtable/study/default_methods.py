@@ -2,7 +2,8 @@
 
 LocalSGD(1) over all-reduce is bulk-synchronous SGD: the mean of weights after a step equals a step by the mean of
 gradients, with momentum too, since both are linear. It is written as such, so that the baseline may overlap its
-communication with the backward pass, as everybody's baseline does.
+communication with the backward pass, as everybody's baseline does. Gossip after local steps mixes weights, and so does
+that of period 1; gossip of gradients is `BulkSynchronous()` with `Gossip()`.
 """
 
 from sandtable.study.method import Method

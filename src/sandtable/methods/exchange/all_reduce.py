@@ -63,7 +63,10 @@ class AllReduce(Exchange):
                 coded_elements=(1 + num_ranks) * line.num_elements,
             )
         size += line.num_flags * line.dtype.itemsize
-        return Cost(rounds=2 * others, messages=2 * others, sent_bytes=2 * others * size / num_ranks)
+        # Factors are averaged one after the other, and the flags by themselves.
+        times = 2 + (line.num_flags > 0) if is_factored else 1
+        messages = 2 * others * times
+        return Cost(rounds=messages, messages=messages, sent_bytes=2 * others * size / num_ranks)
 
 
 class _Sum(Mixer):

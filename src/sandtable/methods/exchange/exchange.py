@@ -127,6 +127,10 @@ class Exchange(ABC):
     def cost(self, num_ranks: int, line: Line) -> Cost:
         """What exchanging that line costs, by formula."""
 
+    def weight_cost(self, num_ranks: int, line: Line) -> Cost:
+        """The same for a mixer of weights."""
+        return self.cost(num_ranks, line)
+
     def every_step(self, wire: Wire) -> "tuple[Exchange, Wire] | None":
         """What averages gradients at every step even if weights are averaged seldom: links too fast to spare."""
         return None

@@ -10,7 +10,7 @@ Compressed, the vector is mixed as K_ii·x_i + Σ_j K_ij·(what j sent): one's o
 sent (the rest waits in their error feedback). Weights are another matter: see `pairwise.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ _TOLERANCE = 1e-6
 class Gossip(Exchange):
     """A mixture with few partners: rotating ones, or those of a doubly stochastic `matrix` (rows of a P×P table).
 
-    Cost: 2 messages of the vector's (compressed) size, whatever the number of ranks.
+    Cost: 2 messages of the vector's (compressed) size, whatever the number of ranks; 1 where both partners are one.
     """
 
     matrix: tuple[tuple[float, ...], ...] | None = None
@@ -72,7 +72,17 @@ class Gossip(Exchange):
         return PairwiseMixer(wire, line, self.partners(wire.size))
 
     def cost(self, num_ranks: int, line: Line) -> Cost:
-        partners = self.partners(num_ranks)
+        # Whoever codes once for all partners decodes once for each.
+        return self._cost(num_ranks, line, self.partners(num_ranks), lambda messages: 1 + messages)
+
+    def weight_cost(self, num_ranks: int, line: Line) -> Cost:
+        if not line.is_compressed or self.matrix is not None:
+            return self.cost(num_ranks, line)
+        # A difference for each partner is coded, read back, and the partner's read.
+        partners = RotatingPartners(num_ranks, powers_of_two=True)
+        return self._cost(num_ranks, line, partners, lambda messages: 3 * messages)
+
+    def _cost(self, num_ranks: int, line: Line, partners: Partners, coded: Callable[[float], float]) -> Cost:
         turns = range(partners.num_turns)
         messages = sum(len(partners.targets(rank, turn)) for rank in range(num_ranks) for turn in turns)
         messages_a_turn = messages / (num_ranks * len(turns))
@@ -81,7 +91,7 @@ class Gossip(Exchange):
             rounds=min(num_ranks - 1, 1),
             messages=messages_a_turn,
             sent_bytes=messages_a_turn * size,
-            coded_elements=(1 + messages_a_turn) * line.num_elements if line.is_compressed else 0.0,
+            coded_elements=coded(messages_a_turn) * line.num_elements if line.is_compressed else 0.0,
         )
 
 

@@ -72,6 +72,9 @@ class Hierarchical(Exchange):
     def cost(self, num_ranks: int, line: Line) -> Cost:
         return self.outer.cost(self.nodes, line)
 
+    def weight_cost(self, num_ranks: int, line: Line) -> Cost:
+        return self.outer.weight_cost(self.nodes, line)
+
 
 class _TwoLevels(Mixer):
     def __init__(self, inside: Wire, *, inner: Mixer | None, outer: Mixer | None) -> None:

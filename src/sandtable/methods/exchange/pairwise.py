@@ -12,8 +12,8 @@ and, as `heard` of one side is `told` of the other, what one gains the other los
 a sparse compression only components enter that one of the two has just sent; the other's may be older, but differ
 from the truth by less than what was worth sending.
 
-Two vectors are kept for each partner. To keep them few, partners rotate over the distances 1, 2, 4, ... (≤ P//2)
-instead of all: news still reaches everybody within log2 P turns.
+Three vectors are kept for each partner (the third is what was sent last). To keep them few, partners rotate over the
+distances 1, 2, 4, ... (≤ P//2) instead of all: news still reaches everybody within log2 P turns.
 """
 
 from dataclasses import fields, is_dataclass, replace

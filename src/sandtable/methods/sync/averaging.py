@@ -6,7 +6,7 @@ Movement is what compresses well (it is small and much like a gradient), and wha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,10 +49,14 @@ class WeightAverage(ABC):
             vector.store_weights()
         self.turn += 1
 
+    @abstractmethod
     def cost(self) -> Cost:
+        """Of one exchange."""
+
+    def _sum(self, cost: Callable[[int, Line], Cost]) -> Cost:
         total = Cost.nothing()
         for line in self._lines:
-            total = total + self._exchange.cost(self._wire.size, line)
+            total = total + cost(self._wire.size, line)
         return total
 
     @abstractmethod
@@ -74,6 +78,9 @@ class Directly(WeightAverage):
     def __init__(self, setup: Setup, parameters: Sequence[Tensor], *, seed: int) -> None:
         super().__init__(setup, parameters, seed=seed)
         self._mixers = [setup.exchange.weight_mixer(setup.wire, line) for line in self._lines]
+
+    def cost(self) -> Cost:
+        return self._sum(self._exchange.weight_cost)
 
     def _begin(self) -> None:
         for mixer, vector in zip(self._mixers, self.vectors, strict=True):
@@ -109,8 +116,8 @@ class ByMovement(WeightAverage):
         )
 
     def cost(self) -> Cost:
-        once = super().cost()
-        return once + once if self._outer.needs_consensus else once
+        movement = self._sum(self._exchange.cost)
+        return movement + self._sum(self._exchange.weight_cost) if self._outer.needs_consensus else movement
 
     def _begin(self) -> None:
         for number, vector in enumerate(self.vectors):

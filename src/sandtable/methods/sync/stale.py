@@ -17,7 +17,7 @@ __all__ = ["StaleSynchronous"]
 
 @dataclass(frozen=True)
 class StaleSynchronous(ServedSync):
-    """A worker that has finished `bound` steps more than the slowest waits for it; only with `ParameterServer`."""
+    """A worker more than `bound` steps ahead of the slowest waits for it; only with `ParameterServer`."""
 
     bound: int
 
