@@ -25,7 +25,7 @@ MAX_WORKERS = 200
 class Training(Table):
     """How every worker trains. The rates are tuned for bulk-synchronous SGD: a weak baseline proves nothing."""
 
-    learning_rate: Speed = Field(default=0.1, description="the highest rate of SGD, reached after the warm-up")
+    learning_rate: Speed = Field(default=0.15, description="the highest rate of SGD, reached after the warm-up")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="momentum of SGD, such as 0.9")
     weight_decay: Rate = Field(default=5e-4, description="weight decay of SGD, such as 0.0005")
     schedule: Literal["cosine", "constant"] = Field(
