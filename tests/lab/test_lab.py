@@ -1,12 +1,14 @@
 """The lab on this machine: links are as slow as planned, traffic is counted, and the hosts really work together."""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from tests.lab.standing import needs_lab, remains
 
+from sandtable.errors import LabError
 from sandtable.lab import Host, Lab, Plan, Site
 
 pytestmark = needs_lab
@@ -110,3 +112,22 @@ def test_hosts_know_each_other_without_asking_so_that_there_may_be_many() -> Non
     assert result.exit_code == 0
     assert sum("PERMANENT" in line for line in lines) == 40 * 39
     assert remains() == []
+
+
+def test_cable_that_is_out_carries_nothing_until_it_is_put_back() -> None:
+    with Lab(Plan.uniform(2, bandwidth_bytes_per_s=20e6)) as lab:
+        started = time.perf_counter()
+        cutter = threading.Thread(target=_cut_for, args=[lab, 2.0])
+        cutter.start()
+        seconds_of(lab, sender=0, receiver=1, num_bytes=40 * MB)
+        cutter.join()
+        # Two seconds of data and two without; what was lost is sent again at intervals that double.
+        assert 3.5 < time.perf_counter() - started < 12
+        with pytest.raises(LabError, match="must be of a host"), lab.cut(2):
+            pass
+
+
+def _cut_for(lab: Lab, seconds: float) -> None:
+    time.sleep(0.7)
+    with lab.cut(1):
+        time.sleep(seconds)

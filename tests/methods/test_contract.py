@@ -22,12 +22,14 @@ from sandtable.methods import (
     Gossip,
     Hierarchical,
     LocalSGD,
+    MomentumCorrection,
     NoCompression,
     NoLoCo,
     PostLocalSGD,
     SlowMo,
     Sync,
     Threshold,
+    TopK,
 )
 from sandtable.methods.rules import check
 
@@ -150,3 +152,11 @@ def test_illegal_combinations_are_refused_with_rule_and_remedy():
     for combination in refused:
         with pytest.raises(MethodError, match=r"must .*, but got .*; try "):
             check(*combination, num_ranks=_WORLD)
+
+
+@pytest.mark.parametrize(("sync", "exchange"), [(BulkSynchronous(), Gossip()), (LocalSGD(2), AllReduce())], ids=str)
+def test_momentum_correction_is_for_gradients_that_go_to_all(sync, exchange):
+    compression = TopK(0.1, momentum=MomentumCorrection())
+    check(BulkSynchronous(), AllReduce(), compression, num_ranks=_WORLD)
+    with pytest.raises(MethodError, match=r"momentum correction must .*, but got .*; try "):
+        check(sync, exchange, compression, num_ranks=_WORLD)
