@@ -238,7 +238,13 @@ OURS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
     "local-sgd": (ours(sync=methods.LocalSGD(PERIOD)), "torchft-local-sgd"),
     "diloco": (ours(sync=methods.DiLoCo(PERIOD)), "torchft-diloco"),
     "gossip": (ours(sync=methods.LocalSGD(1), exchange=methods.Gossip()), "decent-dp"),
-    "best": (ours(sync=methods.LocalSGD(PERIOD), compression=methods.TopK(0.05)), "ddp"),
+    "best": (
+        ours(
+            sync=methods.LocalSGD(PERIOD, outer=methods.Nesterov(lr=1.0, momentum=0.6)),
+            compression=methods.TopK(0.05, values="two-bit"),
+        ),
+        "ddp",
+    ),
 }
 """How each is made, and whose kind it is of."""
 
