@@ -123,11 +123,10 @@ def test_worker_that_hangs_is_an_error_within_the_stated_time():
 @pytest.mark.parametrize(
     "command",
     [
-        ["local_sgd.py", "--period", "1", "--steps", "60"],
-        ["local_sgd.py", "--period", "1", "--steps", "60", "--exchange", "gossip"],
+        ["local_sgd.py", "--period", "1", "--steps", "40", "--exchange", "gossip"],
         ["parameter_server.py", "--sync", "bulk", "--shards", "1", "--steps", "80"],
     ],
-    ids=["all-reduce", "gossip", "server"],
+    ids=["gossip", "server"],
 )
 def test_link_that_is_cut_for_five_seconds_only_costs_time(command):
     words = ["torchrun", "--nproc-per-node", "1", str(_EXAMPLES / command[0]), *command[1:]]
