@@ -34,7 +34,7 @@ from sandtable.methods import (
 _TCP_HEADERS = 14 + 20 + 32
 """Ethernet, IP and TCP with its time stamps, once a packet of the kernel's counting."""
 _STEPS = 4
-_WIDTH = 512
+_WIDTH = 1024
 
 COMBINATIONS: list[tuple[Exchange, Compression]] = [
     (AllReduce(), NoCompression()),
@@ -52,7 +52,7 @@ COMBINATIONS: list[tuple[Exchange, Compression]] = [
             Threshold(share=0.05),
         )
     ),
-    (AllReduce(), PowerSGD(64)),
+    (AllReduce(), PowerSGD(128)),
 ]
 
 
@@ -67,7 +67,7 @@ def main(out: Path) -> None:
 
 
 def measure(exchange: Exchange, compression: Compression, **settings: Any) -> tuple[str, float, float]:
-    """Formula and count, of a model of one matrix of 512 x 512."""
+    """Formula and count, of a model of one matrix of 1024 x 1024."""
     torch.manual_seed(dist.get_rank())
     model = nn.Linear(_WIDTH, _WIDTH, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -81,6 +81,9 @@ class DataParallel:
         if isinstance(self.sync, LocalSGD) and self.steps % self.sync.period == 0:
             self.synchronize()
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def synchronize(self) -> None:
         for parameter in self.model.parameters():
             self._mean(parameter.data)
