@@ -13,6 +13,7 @@ def build_model(name: str, *, shape: tuple[int, int, int], num_classes: int, see
     """A network for images of `shape` (channels, height, width), its weights drawn from `seed`.
 
     `small-cnn` on CIFAR-10: 896 + 18,496 + 524,416 + 1,290 = 545,098 parameters, 6.1 million multiplications an image.
+    Pooling before ReLU gives the same values as after it, for a quarter of the ReLU's work.
     """
     first, second, hidden = _WIDTHS[name]
     channels, height, width = shape
@@ -20,11 +21,11 @@ def build_model(name: str, *, shape: tuple[int, int, int], num_classes: int, see
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Conv2d(channels, first, 3, padding=1),
-            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
+            nn.ReLU(inplace=True),
             nn.Conv2d(first, second, 3, padding=1),
-            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
+            nn.ReLU(inplace=True),
             nn.Flatten(),
             nn.Linear(second * (height // 4) * (width // 4), hidden),
             nn.ReLU(inplace=True),
