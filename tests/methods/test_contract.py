@@ -31,7 +31,7 @@ from sandtable.methods import (
     Threshold,
     TopK,
 )
-from sandtable.methods.rules import check
+from sandtable.methods.rules import check_combination
 
 _WORLD = 4
 _SYNCS: tuple[Sync, ...] = (
@@ -59,7 +59,7 @@ _STEPS = 4
 
 def _is_legal(sync: Sync, exchange: Exchange, compression: Compression) -> bool:
     try:
-        check(sync, exchange, compression, num_ranks=_WORLD)
+        check_combination(sync, exchange, compression, num_ranks=_WORLD)
     except MethodError:
         return False
     return True
@@ -151,12 +151,12 @@ def test_illegal_combinations_are_refused_with_rule_and_remedy():
     assert len(refused) == 2 * 3 * len(_COMPRESSIONS) + 3 * (len(_COMPRESSIONS) - 1)
     for combination in refused:
         with pytest.raises(MethodError, match=r"must .*, but got .*; try "):
-            check(*combination, num_ranks=_WORLD)
+            check_combination(*combination, num_ranks=_WORLD)
 
 
 @pytest.mark.parametrize(("sync", "exchange"), [(BulkSynchronous(), Gossip()), (LocalSGD(2), AllReduce())], ids=str)
 def test_momentum_correction_is_for_gradients_that_go_to_all(sync, exchange):
     compression = TopK(0.1, momentum=MomentumCorrection())
-    check(BulkSynchronous(), AllReduce(), compression, num_ranks=_WORLD)
+    check_combination(BulkSynchronous(), AllReduce(), compression, num_ranks=_WORLD)
     with pytest.raises(MethodError, match=r"momentum correction must .*, but got .*; try "):
-        check(sync, exchange, compression, num_ranks=_WORLD)
+        check_combination(sync, exchange, compression, num_ranks=_WORLD)

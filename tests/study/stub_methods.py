@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["AllReduce", "BulkSynchronous", "DataParallel", "LocalSGD", "NoCompression"]
+__all__ = ["AllReduce", "BulkSynchronous", "DataParallel", "LocalSGD", "NoCompression", "check_combination"]
 
 
 @dataclass(frozen=True)
@@ -102,3 +102,7 @@ class DataParallel:
             self.record.now[name] += value
         self.record.now["sent_bytes"] += tensor.nbytes
         self.record.now["received_bytes"] += tensor.nbytes
+
+
+def check_combination(sync: Any, exchange: Any, compression: Any, *, num_ranks: int) -> None:
+    """All of these work together."""

@@ -140,6 +140,20 @@ def test_failed_run_shows_its_last_lines_and_its_log(tmp_path: Path) -> None:
         run_study(quick(tmp_path), view=Silent(), place=Pretended(stop_at=2, exit_code=7))
 
 
+def test_method_that_cannot_work_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    wrong = Method(name="third", sync="LocalSGD(period=4, outer=Nesterov())", exchange="Gossip()")
+    settings = quick(tmp_path).settings
+    assignment = Assignment(
+        settings=settings.model_copy(update={"methods": [*settings.methods, wrong]}), data=tmp_path, out=tmp_path
+    )
+    place = Pretended()
+    with pytest.raises(StudyError, match="third: an outer optimizer over gossip must also pull"):
+        run_study(assignment, view=Silent(), place=place)
+    assert place.count == 0
+    run_study(assignment, only=["first"], view=Silent(), place=place)
+    assert place.count == 1
+
+
 def test_damaged_run_is_refused_with_its_file(tmp_path: Path) -> None:
     assignment = quick(tmp_path)
     file = assignment.result_file(assignment.settings.methods[0])

@@ -23,6 +23,7 @@ from sandtable.methods.exchange import AllReduce, Exchange, Gossip, Hierarchical
 from sandtable.methods.explain import Explanation
 from sandtable.methods.measurement import Measurement
 from sandtable.methods.record import Record
+from sandtable.methods.rules import check_combination
 from sandtable.methods.server import Checkpoints, ParameterServer, ServerClient, ServerReport, serve
 from sandtable.methods.sync import (
     Asynchronous,
@@ -77,5 +78,6 @@ __all__ = [
     "Threshold",
     "TopK",
     "WarmUp",
+    "check_combination",
     "serve",
 ]

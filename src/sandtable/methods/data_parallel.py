@@ -28,7 +28,7 @@ from sandtable.methods.explain import Explanation, explain
 from sandtable.methods.flat import flatten
 from sandtable.methods.lane import Lane
 from sandtable.methods.record import Record
-from sandtable.methods.rules import check, check_served
+from sandtable.methods.rules import check_combination
 from sandtable.methods.server import ParameterServer
 from sandtable.methods.server.driver import ServerDriver
 from sandtable.methods.sync import BulkSynchronous, Driver, Setup, Sync
@@ -70,12 +70,13 @@ class DataParallel:
         self.compression: Compression = NoCompression() if compression is None else compression
         self.wire = Wire(group)
         sparse = _sparse_parameters(model)
-        if isinstance(self.exchange, ParameterServer):
-            check_served(self.sync, self.exchange, self.compression, num_ranks=self.wire.size)
-            overlap = False
-        else:
-            size = self.wire.size
-            check(self.sync, self.exchange, self.compression, num_ranks=size, has_sparse_gradients=bool(sparse))
+        check_combination(
+            self.sync,
+            self.exchange,
+            self.compression,
+            num_ranks=self.wire.size,
+            has_sparse_gradients=bool(sparse),
+        )
         if bucket_bytes < 1:
             raise MethodError(f"bucket_bytes must be 1 or more, but got {bucket_bytes}; DDP takes 25 MiB")
         self._parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -83,7 +84,8 @@ class DataParallel:
             raise MethodError("a model must have a parameter that requires a gradient, but this one has none to train")
         sends_gradients = self.sync.exchanges_gradients or isinstance(self.exchange, Hierarchical)
         sizes = bucket_sizes(self.compression, bucket_bytes)
-        overlap = overlap and sends_gradients and has_several(self._parameters, sizes)
+        is_served = isinstance(self.exchange, ParameterServer)
+        overlap = overlap and sends_gradients and not is_served and has_several(self._parameters, sizes)
         if overlap:
             self.wire = self.wire.private()
         self._buffers = Buffers(model, self.wire, policy=buffers)

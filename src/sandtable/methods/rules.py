@@ -15,7 +15,7 @@ from sandtable.methods.server.hosting import hosting_ranks
 from sandtable.methods.sync import BulkSynchronous, LocalSGD, PostLocalSGD, Sync
 from sandtable.methods.sync.served import ServedSync
 
-__all__ = ["RULES", "Combination", "Rule", "check", "check_served"]
+__all__ = ["RULES", "Combination", "Rule", "check_combination"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,18 @@ class Rule:
     remedy: str
 
 
-def check(
-    sync: Sync, exchange: Exchange, compression: Compression, *, num_ranks: int, has_sparse_gradients: bool = False
+def check_combination(
+    sync: Sync,
+    exchange: Exchange | ParameterServer,
+    compression: Compression,
+    *,
+    num_ranks: int,
+    has_sparse_gradients: bool = False,
 ) -> None:
     """Refuse a combination that cannot work, with the rule and the nearest that can."""
+    if isinstance(exchange, ParameterServer):
+        _check_served(sync, exchange, compression, num_ranks=num_ranks)
+        return
     for name, value, kind in (
         ("sync", sync, Sync),
         ("exchange", exchange, Exchange),
@@ -65,7 +73,7 @@ def check(
             raise MethodError(f"{rule.text}, but got {combination}; {rule.remedy}")
 
 
-def check_served(sync: Sync, exchange: ParameterServer, compression: Compression, *, num_ranks: int) -> None:
+def _check_served(sync: Sync, exchange: ParameterServer, compression: Compression, *, num_ranks: int) -> None:
     """The same for workers of a parameter server."""
     check_sync(sync)
     hosting_ranks(exchange, num_ranks)

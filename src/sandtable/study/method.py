@@ -1,7 +1,8 @@
 """One configuration of a study, as its settings name it."""
 
 import re
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -9,6 +10,8 @@ from sandtable.cluster.tables import Speed, Table, Text, broken
 from sandtable.study.words import parse
 
 __all__ = ["Method"]
+
+_AXES = ("sync", "exchange", "compression")
 
 
 class Method(Table):
@@ -25,13 +28,17 @@ class Method(Table):
 
     @model_validator(mode="after")
     def _words_are_readable(self) -> "Method":
-        for key in ("sync", "exchange", "compression"):
+        for key in _AXES:
             text = getattr(self, key)
             try:
                 parse(text)
             except ValueError as error:
                 raise broken(key, str(error).removeprefix("must be "), text, "write it as in Python") from None
         return self
+
+    def axes(self, methods: ModuleType) -> dict[str, Any]:
+        """The three axes as objects of the module of methods."""
+        return {axis: parse(getattr(self, axis)).build(methods) for axis in _AXES}
 
     @property
     def file_name(self) -> str:

@@ -1,10 +1,11 @@
 """One configuration after the other, each stored as soon as it has ended."""
 
+import importlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from sandtable.errors import StudyError
+from sandtable.errors import SandtableError, StudyError
 from sandtable.study.assignment import Assignment
 from sandtable.study.data import load_images
 from sandtable.study.lines import told
@@ -41,6 +42,7 @@ def run_study(assignment: Assignment, *, only: Sequence[str] = (), view: View, p
     left = [method for method in methods if store.find(method) is None]
     view.begin(left, stored=store.runs())
     if left:
+        _check(left, assignment)
         load_images(assignment.settings.data, assignment.data)  # fetched once, before sixty workers ask for it
         assignment.save()
         with place or place_for(assignment.settings) as here:
@@ -65,6 +67,16 @@ def chosen(settings: StudySettings, only: Sequence[str]) -> list[Method]:
             raise StudyError(f"--only must be (a part of) a configuration's name, but got '{word}'; there are {names}")
         found |= hits
     return [method for method in settings.methods if method.name in found]
+
+
+def _check(methods: Sequence[Method], assignment: Assignment) -> None:
+    """Refuse what cannot work before the first run, not hours into the study."""
+    module = importlib.import_module(assignment.methods)
+    for method in methods:
+        try:
+            module.check_combination(**method.axes(module), num_ranks=assignment.settings.workers)
+        except SandtableError as error:
+            raise StudyError(f"{method.name}: {error}") from None
 
 
 def place_for(settings: StudySettings) -> Place:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from sandtable.study.evaluation import correct, evaluate
 from sandtable.study.method import Method
 from sandtable.study.model import build_model
 from sandtable.study.schedule import learning_rate
-from sandtable.study.words import parse
 
 __all__ = ["Tell", "train"]
 
@@ -58,7 +56,7 @@ class _Worker:
             weight_decay=settings.training.weight_decay,
         )
         methods = importlib.import_module(assignment.methods)
-        self.parallel = methods.DataParallel(self.model, self.optimizer, **_axes(method, methods), seed=settings.seed)
+        self.parallel = methods.DataParallel(self.model, self.optimizer, **method.axes(methods), seed=settings.seed)
         self.progress = _Progress(tell, settings.epochs, self.batches.steps_per_epoch)
 
     def run(self) -> dict[str, Any]:
@@ -138,12 +136,6 @@ class _Progress:
         done = (epoch + 1) * self.steps
         told = {"epoch": epoch + 1, "loss": loss, "accuracy": accuracy, "is_last": is_last}
         self.tell({"done": done, "total": self.epochs * self.steps, **told})
-
-
-def _axes(method: Method, methods: ModuleType) -> dict[str, Any]:
-    """The three axes as objects of the module of methods."""
-    words = {"sync": method.sync, "exchange": method.exchange, "compression": method.compression}
-    return {axis: parse(text).build(methods) for axis, text in words.items()}
 
 
 def _memory_bytes() -> int:
