@@ -6,7 +6,8 @@ import pytest
 
 from sandtable.errors import StudyError
 from sandtable.study import StudySettings, load_settings
-from sandtable.study.settings import settings_of
+from sandtable.study.method import Method
+from sandtable.study.settings import Training, settings_of
 
 
 def settings_in(folder: Path, text: str) -> StudySettings:
@@ -93,3 +94,10 @@ def test_fingerprint_changes_with_what_matters_and_only_then() -> None:
 def test_command_line_value_out_of_range_is_refused() -> None:
     with pytest.raises(StudyError, match="workers must be less than or equal to 200, but got 999"):
         StudySettings().changed(workers=999)
+
+
+def test_method_trains_as_the_study_says_but_for_what_it_has_of_its_own() -> None:
+    settings = StudySettings(training=Training(learning_rate=0.3, momentum=0.8))
+    own = Method(name="own", learning_rate=0.1, momentum=0.0, warm_up_epochs=1)
+    assert settings.training_of(Method(name="plain")) == settings.training
+    assert settings.training_of(own) == Training(learning_rate=0.1, momentum=0.0, warm_up_epochs=1)

@@ -63,7 +63,7 @@ def test_small_cnn_has_half_a_million_parameters_and_comes_from_its_seed() -> No
 
 def test_rate_rises_in_a_line_and_falls_to_nothing() -> None:
     rates = [
-        learning_rate(Training(warm_up_epochs=2), step=step, steps_per_epoch=10, epochs=10, peak=0.4)
+        learning_rate(Training(learning_rate=0.4, warm_up_epochs=2), step=step, steps_per_epoch=10, epochs=10)
         for step in range(100)
     ]
     assert rates[0] == pytest.approx(0.02)
@@ -75,7 +75,7 @@ def test_rate_rises_in_a_line_and_falls_to_nothing() -> None:
 
 def test_constant_rate_stays_after_the_rise_which_a_short_training_shortens() -> None:
     rates = [
-        learning_rate(Training(schedule="constant"), step=step, steps_per_epoch=4, epochs=2, peak=1.0)
+        learning_rate(Training(learning_rate=1.0, schedule="constant"), step=step, steps_per_epoch=4, epochs=2)
         for step in range(8)
     ]
     assert rates == [0.5, *[1.0] * 7]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from sandtable.cluster.tables import Speed, Table, Text, broken
+from sandtable.cluster.tables import Rate, Speed, Table, Text, broken
 from sandtable.study.words import parse
 
 __all__ = ["Method"]
@@ -25,6 +25,7 @@ class Method(Table):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         default=None, description="a momentum of the optimizer in the place of [training]'s, such as 0"
     )
+    warm_up_epochs: Rate | None = Field(default=None, description="epochs of warm-up in the place of [training]'s")
 
     @model_validator(mode="after")
     def _words_are_readable(self) -> "Method":

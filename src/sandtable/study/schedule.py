@@ -7,9 +7,9 @@ from sandtable.study.settings import Training
 __all__ = ["learning_rate"]
 
 
-def learning_rate(training: Training, *, step: int, steps_per_epoch: int, epochs: int, peak: float) -> float:
+def learning_rate(training: Training, *, step: int, steps_per_epoch: int, epochs: int) -> float:
     """The rate of `step`, counted from 0 over all epochs. The rise takes a quarter of a short training at most."""
-    total = steps_per_epoch * epochs
+    peak, total = training.learning_rate, steps_per_epoch * epochs
     rise = min(training.warm_up_epochs, epochs / 4) * steps_per_epoch
     if step + 1 < rise:
         return peak * (step + 1) / rise

@@ -77,6 +77,11 @@ class StudySettings(Table):
         """Where the method of that name is."""
         return [method.name for method in self.methods].index(name)
 
+    def training_of(self, method: Method) -> Training:
+        """How that method trains: [training], with what the method has of its own."""
+        own = {key: value for key in Training.model_fields if (value := getattr(method, key, None)) is not None}
+        return self.training.model_copy(update=own)
+
     def fingerprint(self, method: Method) -> str:
         """Eight letters that change when anything changes that this run's result depends on."""
         facts = self.model_dump(exclude={"methods"}) | {

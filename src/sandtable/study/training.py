@@ -48,12 +48,12 @@ class _Worker:
             share=settings.images_share,
         )
         self.model = build_model(settings.model, shape=images.shape, num_classes=images.num_classes, seed=settings.seed)
-        self.peak = method.learning_rate or settings.training.learning_rate
+        self.training = settings.training_of(method)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
-            lr=self.peak,
-            momentum=settings.training.momentum if method.momentum is None else method.momentum,
-            weight_decay=settings.training.weight_decay,
+            lr=self.training.learning_rate,
+            momentum=self.training.momentum,
+            weight_decay=self.training.weight_decay,
         )
         methods = importlib.import_module(assignment.methods)
         self.parallel = methods.DataParallel(self.model, self.optimizer, **method.axes(methods), seed=settings.seed)
@@ -98,11 +98,10 @@ class _Worker:
 
     def _step(self, epoch: int, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         rate = learning_rate(
-            self.settings.training,
+            self.training,
             step=epoch * self.batches.steps_per_epoch + step,
             steps_per_epoch=self.batches.steps_per_epoch,
             epochs=self.settings.epochs,
-            peak=self.peak,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
