@@ -21,7 +21,7 @@ from sandtable.study.progress import TerminalView
 from sandtable.study.results import Run
 from sandtable.study.runner import chosen, run_study
 from sandtable.study.store import Store
-from sandtable.study.table import headline, print_table
+from sandtable.study.table import headline, markdown, print_table
 
 __all__ = ["register"]
 
@@ -98,11 +98,12 @@ def _tell(runs: Sequence[Run], assignment: Assignment, console: Console) -> None
     rows = compare(runs)
     print_table(rows, assignment.settings, console)
     files = [assignment.out / "results.json", *write_plots(rows, assignment.out)]
-    page = assignment.out / "study.html"
+    table, page = assignment.out / "table.md", assignment.out / "study.html"
+    table.write_text(markdown(rows, assignment.settings), encoding="utf-8")
     page.write_text(
         study_page(rows, assignment.settings, command=shlex.join(["sandtable", *sys.argv[1:]])), encoding="utf-8"
     )
-    written = ", ".join(str(each) for each in (*files, page))
+    written = ", ".join(str(each) for each in (*files, table, page))
     console.print(f"[dim]wrote[/dim] {written}", highlight=False, soft_wrap=True)
 
 

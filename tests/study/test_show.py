@@ -12,7 +12,7 @@ from sandtable.study.comparison import compare, seconds_to
 from sandtable.study.page import study_page
 from sandtable.study.plots import PLOTS, write_plots
 from sandtable.study.results import Epoch, Run
-from sandtable.study.table import print_table
+from sandtable.study.table import markdown, print_table
 
 
 def run(name: str, *, seconds: float, communication_s: float, accuracy: float) -> Run:
@@ -70,8 +70,22 @@ def test_table_in_a_narrow_terminal_leaves_columns_out_and_says_so() -> None:
     print_table(compare(RUNS), StudySettings(), console)
     text = console.export_text()
     assert "speed-up" in text
-    assert "points, synchronisation" in text
+    assert "rate, points, synchronisation" in text
     assert all(len(line) <= 72 for line in text.splitlines()[1:])
+
+
+def test_markdown_has_a_line_a_run_and_its_rate() -> None:
+    own = replace(RUNS[1], settings={"training": {"learning_rate": 0.15}, "method": {"learning_rate": 0.05}})
+    common = replace(RUNS[0], settings={"training": {"learning_rate": 0.15}, "method": {"learning_rate": None}})
+    head, _, names, rule, *lines, end = markdown(compare([common, own]), StudySettings()).split("\n")
+    assert head.startswith("cifar10, small-cnn")
+    assert names.startswith("| configuration | rate | accuracy |")
+    assert rule.count("---:") == 9
+    assert [line.split(" | ")[:3] for line in lines] == [
+        ["| the first", "0.15", "70.00%"],
+        ["| sparse <b>", "0.05", "69.00%"],
+    ]
+    assert end == ""
 
 
 def test_plots_are_written_and_are_not_empty(tmp_path: Path) -> None:

@@ -59,6 +59,14 @@ class Run:
         return self.epochs[-1].accuracy
 
     @property
+    def learning_rate(self) -> float | None:
+        """The highest of the run; None: its settings do not say."""
+        for part in ("method", "training"):
+            if (rate := self.settings.get(part, {}).get("learning_rate")) is not None:
+                return float(rate)
+        return None
+
+    @property
     def seconds(self) -> float:
         return sum(epoch.seconds for epoch in self.epochs)
 

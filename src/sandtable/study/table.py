@@ -9,10 +9,11 @@ from sandtable.study.comparison import Row
 from sandtable.study.settings import StudySettings
 from sandtable.units import format_bytes, format_seconds
 
-__all__ = ["COLUMNS", "cells", "headline", "print_table"]
+__all__ = ["COLUMNS", "cells", "headline", "markdown", "print_table"]
 
 COLUMNS = (
     ("configuration", "what was run"),
+    ("rate", "the highest learning rate"),
     ("accuracy", "of the mean of all replicas on the test images, after the last epoch"),
     ("points", "accuracy less the first's, in points of a hundred"),
     ("total time", "of the training clock, which stands still while accuracy is measured"),
@@ -24,7 +25,7 @@ COLUMNS = (
 )
 """What a column is called, and what it means."""
 
-_LEAST_FIRST = ("points", "synchronisation", "sent a worker", "communication less", "communication")
+_LEAST_FIRST = ("rate", "points", "synchronisation", "sent a worker", "communication less", "communication")
 
 
 def headline(settings: StudySettings) -> str:
@@ -40,6 +41,7 @@ def cells(row: Row) -> tuple[str, ...]:
     run = row.run
     return (
         run.name,
+        "" if run.learning_rate is None else f"{run.learning_rate:g}",
         f"{run.accuracy:.2%}",
         f"{row.points:+.2f}",
         format_seconds(run.seconds),
@@ -65,6 +67,12 @@ def print_table(rows: Sequence[Row], settings: StudySettings, console: Console) 
     if len(shown) < len(COLUMNS):
         left_out = ", ".join(name for place, (name, _) in enumerate(COLUMNS) if place not in shown)
         console.print(f"[dim]{left_out}: in results.json and study.html[/dim]", highlight=False)
+
+
+def markdown(rows: Sequence[Row], settings: StudySettings) -> str:
+    """The same table, every column of it, for a page of Markdown."""
+    lines = [tuple(name for name, _ in COLUMNS), ("---", *["---:"] * (len(COLUMNS) - 1)), *map(cells, rows)]
+    return "\n".join([headline(settings), "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
 def _that_fit(lines: Sequence[tuple[str, ...]], width: int) -> list[int]:
