@@ -19,7 +19,7 @@ from sandtable.study.page import study_page
 from sandtable.study.plots import write_plots
 from sandtable.study.progress import TerminalView
 from sandtable.study.results import Run
-from sandtable.study.runner import chosen, run_study
+from sandtable.study.runner import check_methods, chosen, run_study
 from sandtable.study.store import Store
 from sandtable.study.table import headline, markdown, print_table
 
@@ -118,8 +118,10 @@ def _list(assignment: Assignment, only: Sequence[str], console: Console) -> None
 
 def _prepare(assignment: Assignment, only: Sequence[str], console: Console) -> None:
     """For a real cluster: the same command on every node, with torchrun's own options for it."""
+    methods = chosen(assignment.settings, only)
+    check_methods(methods, assignment)
     file = assignment.save()
-    for method in chosen(assignment.settings, only):
+    for method in methods:
         index = assignment.settings.index_of(method.name)
         console.print(f"[dim]# {method.name}[/dim]", highlight=False)
         print(f"torchrun --nnodes ... --nproc-per-node ... -m sandtable.study.worker {file} {index}")

@@ -112,7 +112,7 @@ def test_worker_that_hangs_is_an_error_within_the_stated_time():
         start = time.monotonic()
         try:
             running.wait_for(lambda: any("imed out" in line for line in running.lines), seconds=60)
-            assert time.monotonic() - start < 4 + 15
+            assert time.monotonic() - start < 4 + 5
         finally:
             os.kill(victim, signal.SIGKILL)
         assert running.end() != 0
@@ -123,10 +123,11 @@ def test_worker_that_hangs_is_an_error_within_the_stated_time():
 @pytest.mark.parametrize(
     "command",
     [
+        ["local_sgd.py", "--period", "1", "--steps", "40"],
         ["local_sgd.py", "--period", "1", "--steps", "40", "--exchange", "gossip"],
         ["parameter_server.py", "--sync", "bulk", "--shards", "1", "--steps", "80"],
     ],
-    ids=["gossip", "server"],
+    ids=["all-reduce", "gossip", "server"],
 )
 def test_link_that_is_cut_for_five_seconds_only_costs_time(command):
     words = ["torchrun", "--nproc-per-node", "1", str(_EXAMPLES / command[0]), *command[1:]]
@@ -136,16 +137,19 @@ def test_link_that_is_cut_for_five_seconds_only_costs_time(command):
         disturbed, seconds_with_cut = follow(lab, words, cut_when="begins")
     assert accuracies(disturbed) == accuracies(undisturbed)
     # The peers find out by sending again, at intervals that double: 6.2 s after the first loss at the latest.
-    assert seconds_with_cut < seconds + _CUT_S + 60
+    assert _CUT_S - 1 < seconds_with_cut - seconds < _CUT_S + 30
 
 
 def follow(lab: Lab, words: list[str], *, cut_when: str | None) -> tuple[list[str], float]:
-    """What the hosts said, and how long the command took; at those words the second host's cable is cut."""
+    """What the hosts said, and how long they trained; at those words the second host's cable is cut."""
     lines: list[str] = []
+    times: list[float] = []
     cutter = threading.Thread(target=_cut, args=[lab])
 
     def show(host: str, line: str) -> None:
         lines.append(line)
+        if "begins" in line or "accuracy" in line:
+            times.append(time.monotonic())
         if cut_when is not None and cut_when in line and not cutter.ident:
             cutter.start()
 
@@ -154,7 +158,7 @@ def follow(lab: Lab, words: list[str], *, cut_when: str | None) -> tuple[list[st
         cutter.join()
     assert result.exit_code == 0, lines[-20:]
     assert cut_when is None or cutter.ident
-    return lines, result.seconds
+    return lines, times[-1] - times[0]
 
 
 def _cut(lab: Lab) -> None:

@@ -33,6 +33,14 @@ def test_prepare_writes_what_workers_read_and_prints_torchrun(tmp_path: Path) ->
     assert Assignment.load(tmp_path / "study.json").settings.workers == 3
 
 
+def test_prepare_refuses_what_cannot_work_before_it_writes(tmp_path: Path) -> None:
+    bad = tmp_path / "study.toml"
+    bad.write_text("[[methods]]\nname = 'stale'\nsync = 'StaleSynchronous(bound=2)'\nexchange = 'Gossip()'\n")
+    with pytest.raises(StudyError, match=r"stale: "):
+        output(str(bad), "--prepare", "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_wrong_settings_are_one_message(tmp_path: Path) -> None:
     bad = tmp_path / "study.toml"
     bad.write_text("workers = 0")

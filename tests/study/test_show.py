@@ -75,7 +75,8 @@ def test_table_in_a_narrow_terminal_leaves_columns_out_and_says_so() -> None:
 
 
 def test_markdown_has_a_line_a_run_and_its_rate() -> None:
-    own = replace(RUNS[1], settings={"training": {"learning_rate": 0.15}, "method": {"learning_rate": 0.05}})
+    settings = {"training": {"learning_rate": 0.15}, "method": {"learning_rate": 0.05}}
+    own = replace(RUNS[1], name="sparse | <b>", settings=settings)
     common = replace(RUNS[0], settings={"training": {"learning_rate": 0.15}, "method": {"learning_rate": None}})
     head, _, names, rule, *lines, end = markdown(compare([common, own]), StudySettings()).split("\n")
     assert head.startswith("cifar10, small-cnn")
@@ -83,7 +84,7 @@ def test_markdown_has_a_line_a_run_and_its_rate() -> None:
     assert rule.count("---:") == 9
     assert [line.split(" | ")[:3] for line in lines] == [
         ["| the first", "0.15", "70.00%"],
-        ["| sparse <b>", "0.05", "69.00%"],
+        [r"| sparse \| <b>", "0.05", "69.00%"],
     ]
     assert end == ""
 

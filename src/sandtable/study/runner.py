@@ -17,7 +17,7 @@ from sandtable.study.results import Run
 from sandtable.study.settings import StudySettings
 from sandtable.study.store import Store
 
-__all__ = ["View", "chosen", "place_for", "run_study"]
+__all__ = ["View", "check_methods", "chosen", "place_for", "run_study"]
 
 _TAIL = 15
 """Lines of a failed run's log that are shown."""
@@ -42,7 +42,7 @@ def run_study(assignment: Assignment, *, only: Sequence[str] = (), view: View, p
     left = [method for method in methods if store.find(method) is None]
     view.begin(left, stored=store.runs())
     if left:
-        _check(left, assignment)
+        check_methods(left, assignment)
         load_images(assignment.settings.data, assignment.data)  # fetched once, before sixty workers ask for it
         assignment.save()
         with place or place_for(assignment.settings) as here:
@@ -69,7 +69,7 @@ def chosen(settings: StudySettings, only: Sequence[str]) -> list[Method]:
     return [method for method in settings.methods if method.name in found]
 
 
-def _check(methods: Sequence[Method], assignment: Assignment) -> None:
+def check_methods(methods: Sequence[Method], assignment: Assignment) -> None:
     """Refuse what cannot work before the first run, not hours into the study."""
     module = importlib.import_module(assignment.methods)
     for method in methods:

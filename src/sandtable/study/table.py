@@ -72,7 +72,8 @@ def print_table(rows: Sequence[Row], settings: StudySettings, console: Console) 
 def markdown(rows: Sequence[Row], settings: StudySettings) -> str:
     """The same table, every column of it, for a page of Markdown."""
     lines = [tuple(name for name, _ in COLUMNS), ("---", *["---:"] * (len(COLUMNS) - 1)), *map(cells, rows)]
-    return "\n".join([headline(settings), "", *(f"| {' | '.join(line)} |" for line in lines), ""])
+    texts = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join([headline(settings), "", *(f"| {' | '.join(line)} |" for line in texts), ""])
 
 
 def _that_fit(lines: Sequence[tuple[str, ...]], width: int) -> list[int]:
