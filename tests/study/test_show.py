@@ -1,5 +1,6 @@
 """Table, plots and page: drawn from the same rows."""
 
+import io
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from rich.console import Console
 
 from sandtable.study import StudySettings
 from sandtable.study.comparison import compare, seconds_to
+from sandtable.study.method import Method
 from sandtable.study.page import study_page
 from sandtable.study.plots import PLOTS, write_plots
+from sandtable.study.progress import TerminalView
 from sandtable.study.results import Epoch, Run
 from sandtable.study.table import markdown, print_table
 
@@ -87,6 +90,20 @@ def test_markdown_has_a_line_a_run_and_its_rate() -> None:
         [r"| sparse \| <b>", "0.05", "69.00%"],
     ]
     assert end == ""
+
+
+def test_progress_in_a_file_is_a_line_an_epoch() -> None:
+    file = io.StringIO()
+    with TerminalView(Console(file=file, width=160)) as view:
+        view.begin([Method(name="mine")], stored=[])
+        view.start(Method(name="mine"))
+        view.advance({"done": 1, "total": 4})
+        view.advance({"done": 2, "total": 4, "epoch": 1, "accuracy": 0.5, "loss": 1.25, "is_last": False})
+        view.end(RUNS[0])
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "mine, epoch 1: accuracy 50.00%, loss 1.250"
+    assert lines[1].startswith("1/1 the first: accuracy 70.00%")
+    assert len(lines) == 2
 
 
 def test_plots_are_written_and_are_not_empty(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ _SPEED_OVER_S = 120.0
 
 
 class TerminalView:
-    """Bars while somebody looks, and one line for each finished run in any case."""
+    """Bars while somebody looks, a line an epoch in a file, and one for each finished run in any case."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -36,6 +36,7 @@ class TerminalView:
             disable=not console.is_terminal,
         )
         self._run: TaskID | None = None
+        self._name = ""
         self._study: TaskID | None = None
         self._num_runs = self._num_ended = 0
 
@@ -56,6 +57,7 @@ class TerminalView:
 
     def start(self, method: Method) -> None:
         note = "workers are starting"
+        self._name = method.name
         self._run = self._bars.add_task(f"[bold]{method.name}[/bold]", total=None, note=note)
 
     def advance(self, what: dict[str, Any]) -> None:
@@ -67,6 +69,8 @@ class TerminalView:
         if "epoch" in what:
             note = f"epoch {what['epoch']}: accuracy {what['accuracy']:.2%}, loss {what['loss']:.3f}"
             self._bars.update(self._run, note=note)
+            if not self._console.is_terminal:
+                self._console.print(f"{self._name}, {note}", highlight=False, soft_wrap=True)
 
     def end(self, run: Run) -> None:
         assert self._run is not None
