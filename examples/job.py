@@ -32,14 +32,18 @@ class Job:
 
 def start() -> Job:
     """Join the job: NCCL on GPUs, gloo on CPUs."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl")
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = own_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Job(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+
+
+def own_device() -> torch.device:
+    """This process's GPU, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
 
 
 def require_divides(divisor: int, total: int, *, names: tuple[str, str]) -> None:

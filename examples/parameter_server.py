@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from job import own_device
 from torch import Tensor, nn
 
 from sandtable.methods import (
@@ -47,18 +48,20 @@ def main() -> None:
         )
         return
 
+    device = own_device()
+    model.to(device)
     start = time.perf_counter()
     with ServerClient(model, sync=sync, exchange=exchange) as client:
         print(f"worker {client.worker} begins\n", end="", flush=True)
         for step in range(options.steps):
             inputs, targets = batch(step * role.num_workers + client.worker)
-            F.cross_entropy(model(inputs), targets).backward()
+            F.cross_entropy(model(inputs.to(device)), targets.to(device)).backward()
             client.step()
         client.synchronize()
         counters = client.counters
     seconds = time.perf_counter() - start
     inputs, targets = batch(10**6, size=2000)
-    accuracy = (model(inputs).argmax(dim=1) == targets).float().mean().item()
+    accuracy = (model(inputs.to(device)).argmax(dim=1).cpu() == targets).float().mean().item()
     print(
         f"worker {client.worker}: accuracy {accuracy:.3f} after {options.steps} steps in {seconds:.2f} s "
         f"(communication {counters.communication_s:.2f} s, waiting {counters.waiting_s:.2f} s), "

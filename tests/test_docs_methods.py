@@ -29,7 +29,9 @@ COMPRESSIONS = (
     "error-feedback",
     "momentum-correction",
 )
-PAGES = (*SYNCS, *EXCHANGES, *COMPRESSIONS, "large-minibatches", "sharded")
+PIPELINES = ("pipedream", "pipeline-schedules")
+BESIDE = ("large-minibatches", "sharded", "tensor-parallelism", "downpour", "sandblaster")
+PAGES = (*SYNCS, *EXCHANGES, *COMPRESSIONS, *PIPELINES, *BESIDE)
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = ["The formula", "Cost", "Use it", "When", "What it costs in accuracy", "Paper"]
 

@@ -76,3 +76,22 @@ def test_seconds_never_show_sixty_of_a_smaller_unit(seconds: float) -> None:
 def test_everything_public_is_listed_in_order() -> None:
     assert units.__all__ == sorted(units.__all__)
     assert all(hasattr(units, name) for name in units.__all__)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("10Gbit", 1.25e9), ("25 Gbit/s", 3.125e9), ("1.2GB/s", 1.2e9), ("100Mbit", 12.5e6), ("1GiB", GIB)],
+)
+def test_rates_are_read_as_people_write_them(text: str, bytes_per_s: float) -> None:
+    assert units.parse_rate(text) == bytes_per_s
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    assert units.parse_bytes("16GiB") == 16 * GIB
+    assert units.parse_bytes("1.5 GB") == 1_500_000_000
+
+
+@pytest.mark.parametrize("text", ["10", "Gbit", "10Gb", "-1Gbit", "1e3Gbit", "", "10 Gbit fast"])
+def test_what_might_mean_two_things_is_no_rate(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"must be a number and one of bit, .* but got '{text}'; for example 10Gbit"):
+        units.parse_rate(text)

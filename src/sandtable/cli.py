@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from sandtable import __version__, cli_lab, cli_report, cli_study, cli_validate
+from sandtable import __version__, cli_lab, cli_pipeline, cli_report, cli_study, cli_validate
 from sandtable import cluster as clusters
 from sandtable.cli_options import (
     Jitter,
@@ -211,6 +211,7 @@ def show_cluster(
 
 cli_lab.register(app)
 cli_study.register(app)
+cli_pipeline.register(app)
 cli_validate.register(app)
 cli_report.register(app)
 

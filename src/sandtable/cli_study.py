@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from sandtable.study import StudySettings, load_settings
 from sandtable.study.assignment import Assignment
@@ -112,8 +113,9 @@ def _list(assignment: Assignment, only: Sequence[str], console: Console) -> None
     console.print(headline(assignment.settings), highlight=False)
     for method in chosen(assignment.settings, only):
         mark = "stored" if store.find(method) else "to run"
-        words = f"{method.sync} · {method.exchange} · {method.compression}"
-        console.print(f"  {mark}  [bold]{method.name}[/bold]  [dim]{words}[/dim]", highlight=False, soft_wrap=True)
+        # The words may have brackets, which rich would take for its own.
+        what = f"  {mark}  [bold]{escape(method.name)}[/bold]  [dim]{escape(method.words)}[/dim]"
+        console.print(what, highlight=False, soft_wrap=True)
 
 
 def _prepare(assignment: Assignment, only: Sequence[str], console: Console) -> None:

@@ -4,7 +4,8 @@ Inside, everything is integer nanoseconds, bytes and FLOP/s. Memory sizes are sh
 shows them; FLOPs, rates and link speeds are decimal (TFLOP, GB/s), as data sheets show them.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "GB",
@@ -24,6 +25,8 @@ __all__ = [
     "format_count",
     "format_flops",
     "format_seconds",
+    "parse_bytes",
+    "parse_rate",
 ]
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -33,6 +36,9 @@ GBIT_BYTES = 10**9 // 8
 NS_PER_US, NS_PER_MS, NS_PER_S = 10**3, 10**6, 10**9
 
 _MINUTE_S, _HOUR_S = 60, 3600
+
+_SIZES = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_RATES = {"bit": 1 / 8, "kbit": KB / 8, "Mbit": MB / 8, "Gbit": GB / 8, "Tbit": TB / 8, **_SIZES}
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -69,6 +75,23 @@ def format_count(count: int) -> str:
     if abs(count) < 10**6:
         return f"{count:,}"
     return _scale(count / 10**6, step=1000, suffixes=("M", "B", "T"))
+
+
+def parse_bytes(text: str) -> int:
+    """A size as people write it, `16GiB` or `1.5 GB`, in bytes."""
+    return round(_parse(text, _SIZES, "16GiB"))
+
+
+def parse_rate(text: str) -> float:
+    """A bandwidth as people write it, `10Gbit`, `25 Gbit/s` or `1.2GB/s`, in bytes a second."""
+    return _parse(text.strip().removesuffix("/s"), _RATES, "10Gbit")
+
+
+def _parse(text: str, units: Mapping[str, float], example: str) -> float:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text.strip())
+    if found is None or found[2] not in units:  # by the letter: Gb might be either
+        raise ValueError(f"must be a number and one of {', '.join(units)}, but got '{text}'; for example {example}")
+    return float(found[1]) * units[found[2]]
 
 
 def _scale(value: float, *, step: int, suffixes: Sequence[str]) -> str:

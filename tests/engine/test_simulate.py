@@ -263,3 +263,17 @@ def test_a_processor_issues_and_works_in_turn():
     model = CostModel(cluster.device)
     costs = [model.cost(SIGNATURES[i]).work_ns + model.host_ns(SIGNATURES[i], phase) for i, phase in done]
     assert simulate(trace, cluster).step_ns == pytest.approx(sum(costs), rel=1e-3)
+
+
+def test_events_happen_when_what_was_issued_before_them_is_done():
+    script = Script()
+    script.record(1)
+    script.op(2)
+    script.record(2)
+    script.op(2)
+    script.op(2)
+    script.record(1)  # an event may be recorded again
+    script.step()
+    trace = make_trace({0: script}, classes={0: [0]}, groups=(Group("world", (0,)),))
+    begin, first, second = simulate(trace, load("dgx-a100", nodes=1)).event_times_ns(0).tolist()
+    assert second - first == pytest.approx(2 * (first - begin), rel=0.1)

@@ -1,9 +1,6 @@
 """formulas.py against what the examples really do on CPU with gloo, and against published parameter counts."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 from tests.examples import formulas
 from tests.examples.formulas import Call, Layout
+from tests.torchrun import torchrun
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -61,10 +59,7 @@ def test_flops_approach_the_published_formula_with_full_recompute() -> None:
 
 def observe(tmp_path: Path, num_processes: int, script: str, *flags: str) -> list[list[dict[str, Any]]]:
     """What each rank did in each step."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    command += [str(HERE / "count_work.py"), str(tmp_path), str(EXAMPLES / script), *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    done = torchrun(num_processes, HERE / "count_work.py", str(tmp_path), str(EXAMPLES / script), *flags)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(num_processes)]
 

@@ -1,14 +1,13 @@
-"""The examples under real torchrun, on CPU with gloo: they train, and splitting the model does not change the loss."""
+"""The examples under torchrun, on CPU with gloo: they train, and splitting the model does not change the loss."""
 
 import math
-import os
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.torchrun import torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.slow
@@ -29,15 +28,7 @@ def losses(num_processes: int, script: str, *flags: str) -> tuple[float, ...]:
 
 def launch(num_processes: int, script: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """One example under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    return subprocess.run(
-        [*command, str(EXAMPLES / script), *flags],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    return torchrun(num_processes, EXAMPLES / script, *flags)
 
 
 def single_process(batch: int) -> tuple[float, ...]:
@@ -67,6 +58,19 @@ def test_3d_parallel_loss_equals_single_process(num_processes: int, flags: tuple
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_pipeline_loss_equals_single_process(schedule: str) -> None:
     assert losses(2, "gpt_pp.py", "--schedule", schedule) == pytest.approx(single_process(8), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--tp", "2"), ("--tp", "4", "--micro-batch", "4", "--recompute", "full"), ("--tp", "2", "--sequence-parallel")],
+)
+def test_a_plain_model_split_by_a_plan_has_the_loss_of_a_single_process(flags: tuple[str, ...]) -> None:
+    assert losses(4, "tensor_parallel_gpt.py", *flags) == pytest.approx(single_process(4), abs=1e-4)
+
+
+def test_a_plain_model_in_stages_of_split_layers_has_the_loss_of_a_single_process() -> None:
+    flags = ("--pp", "2", "--tp", "2", "--batch", "8")
+    assert losses(4, "pipeline_gpt.py", *flags) == pytest.approx(single_process(8), abs=1e-4)
 
 
 @pytest.mark.parametrize("flags", [("--tp", "2"), ("--tp", "4", "--micro-batch", "4", "--recompute", "full")])

@@ -1,12 +1,11 @@
 """Real ranks for tests: `run(4, function, argument)` calls the function in four processes joined by gloo.
 
 The function is called as `function(*args)` in each of them, with the default process group ready; it must stand at the
-top of a module, and what it returns must pickle. Ranks are forked from one server that has imported torch, so a world
-starts in a fraction of a second. A rank that raises ends the world, and its traceback is in the error of the test.
+top of a module, and what it returns must pickle. Ranks are forked (see `tests.forking`), so a world starts in a
+fraction of a second. A rank that raises ends the world, and its traceback is in the error of the test.
 """
 
 import faulthandler
-import multiprocessing
 import os
 import pickle
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.forking import context
 from torch._C._distributed_c10d import TCPStore
 
 __all__ = ["RankError", "run"]
@@ -32,16 +32,14 @@ class RankError(AssertionError):
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What `function(*args)` returned on each of `world` ranks, in their order."""
-    context = multiprocessing.get_context("forkserver")
-    # The first optimizer of a process imports torch._dynamo, which takes seconds: once is enough.
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
+    server = context()
     processes: list[BaseProcess] = []
     readers: list[Connection] = []
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     try:
         for rank in range(world):
-            reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=_be_rank, args=(rank, world, store.port, writer, function, args))
+            reader, writer = server.Pipe(duplex=False)
+            process = server.Process(target=_be_rank, args=(rank, world, store.port, writer, function, args))
             process.start()
             writer.close()
             processes.append(process)

@@ -1,6 +1,5 @@
 """Parameter-server jobs for tests: real processes that can be killed, restarted and added, and none left afterwards."""
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from tests.forking import context
 from torch._C._distributed_c10d import Store, TCPStore
 
 __all__ = ["Job", "Process", "job", "store_at"]
@@ -64,9 +64,7 @@ class Job:
 
     def __init__(self) -> None:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._context = multiprocessing.get_context("forkserver")
-        # Optimizers import torch._dynamo at their first step, which takes seconds: here once, before processes fork.
-        self._context.set_forkserver_preload(["torch", "torch._dynamo", "sandtable.methods"])
+        self._context = context()
         self._processes: list[Process] = []
 
     def start(self, function: Callable[..., Any], *args: Any) -> Process:

@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.lab.standing import needs_lab
+from tests.torchrun import Torchrun
 
 from sandtable.lab import Lab, Plan
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
-_TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _BEGINS = re.compile(r"rank (\d): process (\d+) begins at step (\d+)")
 _CUT_S = 5.0
 
@@ -25,52 +23,35 @@ _CUT_S = 5.0
 class Job:
     """torchrun on this machine, its lines read as they come."""
 
-    def __init__(self, ranks: int, *options: str, restarts: int = 0) -> None:
-        words = [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
-        self.lines: list[str] = []
-        self._process = subprocess.Popen(
-            [*words, str(_EXAMPLES / "local_sgd.py"), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, run: Torchrun) -> None:
+        self._run = run
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for kind in ("out", "err") for line in self._run.said(kind).splitlines()]
 
     def wait_for(self, is_so: Callable[[], bool], *, seconds: float = 300.0) -> None:
         deadline = time.monotonic() + seconds
         while not is_so():
             assert time.monotonic() < deadline, self.lines[-20:]
-            assert self._process.poll() is None, self.lines[-20:]
+            assert self._run.is_running, self.lines[-20:]
             time.sleep(0.02)
 
     def begins(self) -> list[tuple[int, int, int]]:
         """(rank, process, step) of every start of a rank."""
-        found = [_BEGINS.search(line) for line in list(self.lines)]
+        found = [_BEGINS.search(line) for line in self.lines]
         return [tuple(map(int, match.groups())) for match in found if match]  # type: ignore[misc]
 
     def end(self, *, seconds: float = 300.0) -> int:
-        code = self._process.wait(seconds)
-        self._reader.join(5)
-        return code
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip())
+        return self._run.end(seconds)
 
 
 @contextlib.contextmanager
 def job(ranks: int, *options: str, restarts: int = 0) -> Iterator[Job]:
-    running = Job(ranks, *options, restarts=restarts)
-    try:
-        yield running
-    finally:
-        running.kill()
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    script = _EXAMPLES / "local_sgd.py"
+    with Torchrun(ranks, script, *options, max_restarts=restarts, environment=environment) as run:
+        yield Job(run)
 
 
 def outcomes(lines: list[str]) -> list[str]:

@@ -1,12 +1,10 @@
-"""The example of docs/servers.md under real torchrun: roles by rank, addresses through torchrun's store."""
+"""The example of docs/servers.md under torchrun: roles by rank, addresses through torchrun's store."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.torchrun import torchrun
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server.py"
 pytestmark = pytest.mark.slow
@@ -14,15 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("flags", [["--sync", "async"], ["--sync", "stale", "--bound", "2"], ["--sync", "bulk"]])
 def test_two_workers_and_two_servers_train(flags, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(EXAMPLE)]
-    done = subprocess.run(
-        [*command, *flags, "--steps", "120", "--checkpoints", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = torchrun(4, EXAMPLE, *flags, "--steps", "120", "--checkpoints", str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
     accuracies = re.findall(r"^worker \d: accuracy (\S+) ", done.stdout, re.MULTILINE)
     assert len(accuracies) == 2

@@ -22,6 +22,12 @@ def test_list_names_the_ten_and_says_what_is_stored(tmp_path: Path) -> None:
     assert "LocalSGD(16), gossip + threshold" in text
 
 
+def test_list_shows_kinds_in_their_own_words(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text("[[methods]]\nname = 'pipe'\nkind = 'PipeDream(boundaries=[6], replicas=[7, 1])'\n")
+    assert "to run  pipe  PipeDream(boundaries=[6], replicas=[7, 1])" in output(str(file), "--list")
+
+
 def test_help_has_examples() -> None:
     assert "sudo sandtable study --data ~/data --network lab" in output("--help")
 

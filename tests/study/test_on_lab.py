@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.standing import needs_lab, remains
-from tests.study.test_runner import Silent, quick
+from tests.study.test_runner import KINDS, Silent, quick, with_methods
 
 from sandtable.study import StudySettings
 from sandtable.study.on_lab import cores_for
@@ -30,4 +30,18 @@ def test_two_hosts_train_over_a_slow_cable_and_the_kernel_counts_what_they_send(
     assert bulk.wire_bytes is not None
     assert bulk.wire_bytes > bulk.sent_bytes
     assert local.sent_bytes < bulk.sent_bytes
+    assert remains() == []
+
+
+@needs_lab
+@pytest.mark.slow
+def test_every_kind_trains_over_the_cables_of_the_lab(tmp_path: Path) -> None:
+    settings = quick(tmp_path, kind="lab", cores_per_host=0.0, images_share=0.1, epochs=1)
+    one, rain, blast, pipe = run_study(with_methods(settings, KINDS), view=Silent())
+    assert one.sent_bytes == 0
+    assert one.wire_bytes is not None
+    for run in (rain, blast, pipe):
+        assert run.wire_bytes is not None
+        # Half of what servers and replicas say stays on a host of two; evaluation comes on top.
+        assert run.wire_bytes > one.wire_bytes + run.sent_bytes / 3
     assert remains() == []

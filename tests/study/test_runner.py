@@ -15,11 +15,13 @@ import pytest
 from sandtable.errors import StudyError
 from sandtable.study import Method, StudySettings
 from sandtable.study.assignment import Assignment, write_whole
+from sandtable.study.comparison import compare
 from sandtable.study.lines import MARK, told
 from sandtable.study.place import Ended, Place, Show
 from sandtable.study.results import Epoch, Run, run_of_ranks
 from sandtable.study.runner import chosen, run_study
 from sandtable.study.store import Store
+from sandtable.study.table import markdown
 
 STUB = "tests.study.stub_methods"
 
@@ -154,6 +156,59 @@ def test_method_that_cannot_work_is_refused_before_the_first_run(tmp_path: Path)
     assert place.count == 1
 
 
+KINDS = [
+    Method(name="one", kind="OneMachine()"),
+    Method(name="rain", kind="Downpour(n_push=2, n_fetch=2)"),
+    Method(name="blast", kind="Sandblaster()"),
+    Method(name="pipe", kind="PipeDream(boundaries=[6])"),
+]
+
+
+def with_methods(assignment: Assignment, methods: list[Method]) -> Assignment:
+    settings = assignment.settings.model_copy(update={"methods": methods})
+    return Assignment(settings=settings, data=assignment.data, out=assignment.out)
+
+
+def test_stopped_study_of_kinds_continues_where_it_stopped(tmp_path: Path) -> None:
+    assignment = with_methods(quick(tmp_path), KINDS)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(assignment, view=Silent(), place=Pretended(stop_at=3, error=KeyboardInterrupt()))
+    view = Silent()
+    assert [run.name for run in run_study(assignment, view=view, place=Pretended())] == ["one", "rain", "blast", "pipe"]
+    assert view.started == ["blast", "pipe"]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Method(name="m", kind="Rainfall()"), "a kind must be one that sandtable study knows, but got Rainfall"),
+        (Method(name="m", kind="OneMachine(batch=0)"), "batch must be 1 image or more, but got 0; leave it out"),
+        (Method(name="m", kind="Downpour(optimizer='Adam')"), "must be one of .*, but got 'Adam'; as in the paper"),
+        (Method(name="m", kind="Downpour(shards=3)"), "must not exceed the ranks .*, but got 3; take fewer"),
+        (Method(name="m", kind="Downpour(n_push=0)"), "must be 1 or more steps, but got .1, 0.; 1 is every step"),
+        (Method(name="m", kind="Downpour(n_push='often')"), "must have arguments of the right types"),
+        (Method(name="m", kind="Sandblaster(portion=0)"), "portion_size must be 1 or more, but got"),
+        (Method(name="m", kind="Sandblaster(history=0)"), "history .* must be 1 or more, but got"),
+        (
+            Method(name="m", kind="Sandblaster()", learning_rate=0.1),
+            "learning_rate must be left out of a method that goes by no learning rate .*, but got 0.1; take it away",
+        ),
+        (Method(name="m", kind="PipeDream()"), "PipeDream must be given its own arguments"),
+        (Method(name="m", kind="PipeDream(boundaries=6)"), "boundaries must be a list .*, but got 6; try"),
+        (Method(name="m", kind="PipeDream(boundaries=[99])"), "behind the first, but got 99 of 10 layers; try 1 to 9"),
+        (
+            Method(name="m", kind="PipeDream(boundaries=[6], replicas=[7, 1])"),
+            "must add up to the ranks of the group .2., but .7, 1. add up to 8; start as many ranks",
+        ),
+    ],
+)
+def test_kind_that_cannot_work_is_refused_before_the_first_run(tmp_path: Path, method: Method, words: str) -> None:
+    place = Pretended()
+    with pytest.raises(StudyError, match=f"m: .*{words}"):
+        run_study(with_methods(quick(tmp_path), [method]), view=Silent(), place=place)
+    assert place.count == 0
+
+
 def test_damaged_run_is_refused_with_its_file(tmp_path: Path) -> None:
     assignment = quick(tmp_path)
     file = assignment.result_file(assignment.settings.methods[0])
@@ -204,6 +259,17 @@ def test_two_workers_on_loopback_learn_and_bulk_synchronous_equals_local_sgd_of_
     assert 0 < bulk.communication_s < bulk.seconds
     assert bulk.memory_bytes > 1e6
     assert view.heard[-1]["is_last"]
+
+
+@pytest.mark.slow
+def test_kinds_run_under_torchrun_and_end_in_one_table(tmp_path: Path) -> None:
+    assignment = with_methods(quick(tmp_path, images_share=0.1, training={"learning_rate": 0.02}), KINDS)
+    view = Silent()
+    runs = run_study(assignment, view=view)
+    assert [run.name for run in runs] == view.started == ["one", "rain", "blast", "pipe"]
+    assert [run.sent_bytes > 0 for run in runs] == [False, True, True, True]
+    assert all(run.seconds > 0 and len(run.epochs) == 2 for run in runs)
+    assert markdown(compare(runs), assignment.settings).count("| ") > 4 * 10
 
 
 @pytest.mark.slow

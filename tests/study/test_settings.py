@@ -91,6 +91,32 @@ def test_fingerprint_changes_with_what_matters_and_only_then() -> None:
     assert settings.fingerprint(method) != settings.fingerprint(settings.methods[1])
 
 
+def test_runs_stored_before_there_were_kinds_are_still_found() -> None:
+    settings = StudySettings()
+    found = [settings.fingerprint(settings.methods[number]) for number in (0, 8)]
+    assert found == ["c94465e3", "5b840101"]
+
+
+def test_kind_is_part_of_what_a_result_depends_on() -> None:
+    settings = StudySettings()
+    plain, rain, more = (Method(name="m", kind=kind) for kind in (None, "Downpour()", "Downpour(n_push=2)"))
+    assert len({settings.fingerprint(method) for method in (plain, rain, more)}) == 3
+
+
+def test_kind_stands_alone(tmp_path: Path) -> None:
+    table = '[[methods]]\nname = "x"\nkind = "Downpour()"\n'
+    assert settings_in(tmp_path, table).methods[0].words == "Downpour()"
+    text = message_of(tmp_path, table + 'exchange = "Gossip()"')
+    assert "methods.0.exchange must be left out where kind is given (Downpour()), but got 'Gossip()'" in text
+    assert "take one of the two away" in text
+
+
+def test_kind_that_is_no_call_is_refused_at_its_key(tmp_path: Path) -> None:
+    text = message_of(tmp_path, '[[methods]]\nname = "x"\nkind = "open(\'x\').read()"')
+    assert "methods.0.kind must" in text
+    assert "write it as in Python" in text
+
+
 def test_command_line_value_out_of_range_is_refused() -> None:
     with pytest.raises(StudyError, match="workers must be less than or equal to 200, but got 999"):
         StudySettings().changed(workers=999)

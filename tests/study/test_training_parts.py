@@ -39,6 +39,12 @@ def test_inputs_belong_to_their_targets_and_are_channels_last() -> None:
     assert (inputs[:, 0, 0, 0] == targets).all()
 
 
+def test_steps_without_inputs_have_their_targets() -> None:
+    whole, some = list(batches(0).epoch(1)), list(batches(0).epoch(1, with_inputs=lambda step: step != 1))
+    assert [len(inputs) for inputs, _ in some] == [10, 0, 10]
+    assert [targets.tolist() for _, targets in some] == [targets.tolist() for _, targets in whole]
+
+
 def test_test_images_are_shared_out() -> None:
     seen = sorted(int(label) for rank in range(3) for _, labels in batches(rank).test_share() for label in labels)
     assert seen == list(range(100))

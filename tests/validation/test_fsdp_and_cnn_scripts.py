@@ -1,15 +1,14 @@
 """The scripts behind the FSDP and CNN rows: real training on two processes, and the work a virtual GPU sees."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.torchrun import torchrun
+from tests.vgpu.virtual import shared_zygote
 
 from sandtable.cluster import load
 from sandtable.trace import Kind, Phase, Trace
@@ -22,15 +21,7 @@ FP32 = ("--param-dtype", "float32")
 @cache
 def losses(num_processes: int, script: str, *flags: str) -> tuple[float, ...]:
     """Train for real, with gloo, and return the losses that rank 0 printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    done = subprocess.run(
-        [*command, str(SCRIPTS / script), *flags],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = torchrun(num_processes, SCRIPTS / script, *flags)
     assert done.returncode == 0, done.stderr[-4000:]
     values = tuple(float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", done.stdout, re.MULTILINE))
     assert values
@@ -50,7 +41,8 @@ def capture(script: str, *flags: str) -> Trace:
         num_steps=2,
         core_path=str(core_path()),
     )
-    return launch(job)
+    with shared_zygote():
+        return launch(job)
 
 
 def counts(trace: Trace, *, phase: Phase | None = None) -> Counter[str]:
@@ -131,4 +123,6 @@ def test_network_alone_does_not_average_gradients() -> None:
         num_steps=2,
         core_path=str(core_path()),
     )
-    assert counts(launch(job))["all_reduce"] == 0
+    with shared_zygote():
+        trace = launch(job)
+    assert counts(trace)["all_reduce"] == 0

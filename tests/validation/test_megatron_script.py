@@ -1,15 +1,13 @@
 """The Megatron-style script: splitting the model does not change what it learns, and it makes the calls it should."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.torchrun import torchrun
 from tests.vgpu.capturing import capture
 
 from sandtable.trace import Phase, Trace
@@ -21,15 +19,7 @@ MODERN = ("--fused-wgrad", "--async-tensor", "--init-optimizer")
 @cache
 def losses(num_processes: int, *flags: str) -> tuple[float, ...]:
     """Three steps over gloo, in fp32 and without dropout unless `flags` say otherwise."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    done = subprocess.run(
-        [*command, str(SCRIPT), "--dtype", "float32", "--dropout", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = torchrun(num_processes, SCRIPT, "--dtype", "float32", "--dropout", "0", *flags, timeout_s=400)
     assert done.returncode == 0, done.stderr[-4000:]
     found = tuple(float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", done.stdout, re.MULTILINE))
     assert len(found) == 3

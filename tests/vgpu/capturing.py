@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from tests.vgpu.virtual import shared_zygote
+
 from sandtable.cluster import load
 from sandtable.trace import Trace
 from sandtable.vgpu import Job, core_path, launch
@@ -30,4 +32,5 @@ def capture(
         ranks=ranks,
         core_path=str(core_path()),
     )
-    return launch(job)
+    with shared_zygote():
+        return launch(job)

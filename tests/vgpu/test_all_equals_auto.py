@@ -12,6 +12,7 @@ EXAMPLES = {
     "gpt_fsdp2": ("gpt_fsdp2.py", "--accumulate", 2),
     "gpt_fsdp1": ("gpt_fsdp1.py",),
     "gpt_tp": ("gpt_tp.py", "--tp", 4),
+    "tensor_parallel_gpt": ("tensor_parallel_gpt.py", "--tp", 4, "--sequence-parallel"),
     # A pipeline of 16 stages, or of 32 interleaved, needs as many layers: 2.7b has 32.
     "gpt_pp-gpipe": ("gpt_pp.py", "--size", "2.7b", "--batch", 16, "--schedule", "gpipe"),
     "gpt_pp-1f1b": ("gpt_pp.py", "--size", "2.7b", "--batch", 16, "--schedule", "1f1b"),

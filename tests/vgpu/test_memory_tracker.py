@@ -6,12 +6,10 @@ counts are the libraries' workspaces.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.torchrun import torchrun
 from tests.vgpu.capturing import capture
 
 SCRIPT = Path(__file__).parent / "track_memory.py"
@@ -32,9 +30,7 @@ def test_peak_is_what_mem_tracker_says(tmp_path: Path, name: str) -> None:
 
 def track_on_cpu(out: Path, name: str) -> int:
     """MemTracker's figure for real tensors."""
-    command = [sys.executable, str(SCRIPT), str(out), name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = torchrun(1, SCRIPT, str(out), name)
     assert done.returncode == 0, done.stderr[-4000:]
     figures: dict[str, int] = json.loads((out / "cpu.json").read_text())
     return figures["tracker"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.trace import P2P_OPS, Kind, RankRecords, SyncKind
+from sandtable.trace import P2P_OPS, TO_THE_END, Kind, RankRecords, SyncKind
 
 __all__ = ["Costs", "Edge", "Order", "Pattern", "Program", "compile_program"]
 
@@ -131,7 +131,7 @@ class _Compiler:
         self.rank, self.costs = rank, costs
         kept = np.isin(rank.records.kind, np.array([int(kind) for kind in _KEPT], dtype=np.uint8))
         ends = np.flatnonzero(rank.records.kind == Kind.STEP)
-        if len(ends):
+        if len(ends) and not any(note.kind == TO_THE_END for note in rank.notes):
             kept[int(ends[-1]) + 1 :] = False  # what follows the last step is a step that was cut short
         self.index = np.flatnonzero(kept & ~self._later_in_batch())
         self.kind = rank.records.kind[self.index]

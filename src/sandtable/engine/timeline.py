@@ -194,6 +194,14 @@ class Timeline:
         order = np.lexsort((moments, records))
         return records[order], np.maximum.accumulate(moments[order])
 
+    def event_times_ns(self, rank: int) -> npt.NDArray[np.int64]:
+        """When the events of `rank` (`torch.cuda.Event`) happened, in the order in which it recorded them."""
+        index = self.actor_of(rank).index
+        program, times = self.programs[index], self.times[index]
+        marks = np.flatnonzero(program.kind == Order.MARK)
+        kinds = self.trace.rank(rank).records.kind[program.first_record[marks]]
+        return np.asarray(times.end_ns[marks[kinds == Kind.EVENT_RECORD]])
+
     def transactions(self, rank: int) -> list[Transaction]:
         """The calls of `rank` in its last step, by operator, axis and size."""
         index = self.actor_of(rank).index

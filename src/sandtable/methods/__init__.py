@@ -2,7 +2,7 @@
 
 Three choices make a method: *when* ranks exchange (`sync`), *with whom* (`exchange`) and *what* is sent
 (`compression`). `DataParallel(model, optimizer, sync=..., exchange=..., compression=...)` puts them together; the
-loop stays yours.
+loop stays yours. `TensorParallel(model)` splits the layers of a model that is too large for one rank.
 """
 
 from sandtable.methods.compression import (
@@ -39,6 +39,7 @@ from sandtable.methods.sync import (
     StaleSynchronous,
     Sync,
 )
+from sandtable.methods.tensor import TensorParallel
 from sandtable.methods.warm_up import WarmUp
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "SparseLoCo",
     "StaleSynchronous",
     "Sync",
+    "TensorParallel",
     "Threshold",
     "TopK",
     "WarmUp",

@@ -5,7 +5,7 @@ together they go through the images once an epoch, and no two of them see the sa
 number of steps; the few images that do not fill a step of all workers wait for another epoch's order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +39,21 @@ class Batches:
     @property
     def steps_per_epoch(self) -> int:
         """Steps that fill a batch of every worker; at least one, of a smaller batch if there are too few images."""
-        return max(1, self._num_images // (self.batch * self.workers))
+        return max(1, self.num_images // (self.batch * self.workers))
 
-    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The inputs and targets of one epoch, a step at a time."""
-        order = np.random.default_rng((self.seed, number)).permutation(self._num_images)
+    def epoch(
+        self, number: int, *, with_inputs: Callable[[int], bool] = lambda _: True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and targets of one epoch, a step at a time; inputs are empty at steps that go without."""
+        order = np.random.default_rng((self.seed, number)).permutation(self.num_images)
         mine = order[self.rank :: self.workers]
         random = np.random.default_rng((self.seed, number, self.rank))
         for step in range(self.steps_per_epoch):
-            pixels, labels = self.images.train.take(mine[step * self.batch : (step + 1) * self.batch])
+            indices = mine[step * self.batch : (step + 1) * self.batch]
+            if not with_inputs(step):
+                yield torch.empty(0), torch.from_numpy(self.images.train.labels[indices].astype(np.int64))
+                continue
+            pixels, labels = self.images.train.take(indices)
             if self.augment:
                 pixels = shifted(pixels, random)
             yield as_input(pixels, self.images), torch.from_numpy(labels)
@@ -58,7 +64,8 @@ class Batches:
         yield from batches_of(self.images.test, mine, self.images)
 
     @property
-    def _num_images(self) -> int:
+    def num_images(self) -> int:
+        """Of which an epoch is made."""
         return max(1, round(len(self.images.train) * self.share))
 
 

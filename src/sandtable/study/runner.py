@@ -71,10 +71,12 @@ def chosen(settings: StudySettings, only: Sequence[str]) -> list[Method]:
 
 def check_methods(methods: Sequence[Method], assignment: Assignment) -> None:
     """Refuse what cannot work before the first run, not hours into the study."""
+    from sandtable.study.kinds.choice import check_method  # imports torch, which takes seconds
+
     module = importlib.import_module(assignment.methods)
     for method in methods:
         try:
-            module.check_combination(**method.axes(module), num_ranks=assignment.settings.workers)
+            check_method(method, module, assignment.settings)
         except SandtableError as error:
             raise StudyError(f"{method.name}: {error}") from None
 

@@ -22,11 +22,11 @@ class Word:
     positional: tuple[Any, ...] = ()
     named: tuple[tuple[str, Any], ...] = ()
 
-    def build(self, module: ModuleType) -> Any:
-        """The object that `module` makes of this word."""
+    def build(self, module: ModuleType, *, rule: str = "a method must be one of sandtable.methods") -> Any:
+        """The object that `module` makes of this word; `rule` is for the message if it knows no such name."""
         known = sorted(getattr(module, "__all__", ()))
         if self.name not in known:
-            raise StudyError(f"a method must be one of sandtable.methods, but got {self.name}; there are {known}")
+            raise StudyError(f"{rule}, but got {self.name}; there are {known}")
         positional = [_built(value, module) for value in self.positional]
         named = {key: _built(value, module) for key, value in self.named}
         try:

@@ -65,7 +65,7 @@ def _run(assignment: Assignment, index: int) -> None:
             ranks,
             name=method.name,
             fingerprint=assignment.settings.fingerprint(method),
-            settings=about | {"method": method.model_dump(mode="json"), "torch": torch.__version__},
+            settings=about | {"method": method.model_dump(mode="json"), "torch": torch.__version__} | ranks[0]["about"],
         )
         write_whole(assignment.result_file(method), run.to_dict())
 

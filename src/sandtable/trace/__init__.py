@@ -7,7 +7,7 @@ them, `trace.rank(r)` shows any rank of the run, `summarise(trace)` adds up. Not
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.flops import flops
 from sandtable.trace.groups import Group, GroupTable
-from sandtable.trace.kinds import P2P_OPS, ROOTED_OPS, Kind, Phase, SyncKind
+from sandtable.trace.kinds import P2P_OPS, ROOTED_OPS, TO_THE_END, Kind, Phase, SyncKind
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords, Splits
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
@@ -27,6 +27,7 @@ __all__ = [
     "FILE_NAME",
     "P2P_OPS",
     "ROOTED_OPS",
+    "TO_THE_END",
     "Calls",
     "ClassSummary",
     "Collective",

@@ -2,13 +2,16 @@
 
 from enum import IntEnum
 
-__all__ = ["P2P_OPS", "ROOTED_OPS", "Kind", "Phase", "SyncKind"]
+__all__ = ["P2P_OPS", "ROOTED_OPS", "TO_THE_END", "Kind", "Phase", "SyncKind"]
 
 P2P_OPS = frozenset({"send", "recv"})
 """Calls between two ranks; their `peer` is relative to the caller."""
 
 ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Collectives with a root; their `peer` is the root's position in the group."""
+
+TO_THE_END = "to the end"
+"""The note of a rank that others wait for at moments of their own: what it does after its last step counts, too."""
 
 
 class Kind(IntEnum):

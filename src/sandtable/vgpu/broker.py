@@ -86,6 +86,8 @@ class _Actor:
     posts: dict[tuple[int, int], tuple[Payload, Call]] = field(default_factory=dict)
     sends: dict[tuple[int, int, int, int], tuple[Payload, Call]] = field(default_factory=dict)
     waits: dict[int, _Wait] = field(default_factory=dict)
+    asides: set[int] = field(default_factory=set)
+    """Tickets of other threads than the main one."""
     heeds_stand_ins: bool = True
     """False once it had to wait in vain for one: they do not do what the rank in whose place they speak would."""
     log: CallLog = field(default_factory=CallLog)
@@ -175,6 +177,15 @@ class Broker:
         """Whether every rank that runs waits: nothing can come any more, unless other threads of a rank still work."""
         live = [actor for actor in self._actors.values() if actor.ended is None]
         return bool(live) and all(actor.waits for actor in live)
+
+    def is_aside(self) -> bool:
+        """Whether a rank that runs waits in other threads than the main one only, which may be busy elsewhere."""
+        live = [actor for actor in self._actors.values() if actor.ended is None]
+        return any(actor.waits.keys() <= actor.asides for actor in live)
+
+    def note_aside(self, rank: int, ticket: int) -> None:
+        """The question of that ticket is not the main thread's."""
+        self._actors[rank].asides.add(ticket)
 
     def break_deadlock(self) -> None:
         """Gives up on stand-ins for ranks that wait for nothing else; raises MismatchError if that helps nobody."""

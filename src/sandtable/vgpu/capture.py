@@ -13,12 +13,16 @@ from typing import Any, NoReturn
 import numpy as np
 
 import sandtable
-from sandtable.trace import Kind, Line, MemoryPeaks, Note, RankRecords
+from sandtable.trace import Line, MemoryPeaks, Note, RankRecords
 from sandtable.units import MIB
 from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.exchange import Exchange
 from sandtable.vgpu.face import device as face_device
+from sandtable.vgpu.job_store import offer_store
+from sandtable.vgpu.jobs import follow_jobs
+from sandtable.vgpu.messages import MessageRecorder
+from sandtable.vgpu.ordering import in_order
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.steps import StepCounter
@@ -30,7 +34,16 @@ CONTEXT_BYTES = 512 * MIB
 """What a CUDA context and the libraries' kernels take of the card before the first tensor."""
 
 _REDUCES = ("", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
-_RECORD_TYPES = {"kind": "u1", "ref": "u4", "stream": "u2", "phase": "u1", "line": "u4", "value": "i8"}
+_RECORD_TYPES = {
+    "kind": "u1",
+    "ref": "u4",
+    "stream": "u2",
+    "phase": "u1",
+    "line": "u4",
+    "value": "i8",
+    "mark": "i8",
+    "job": "u4",
+}
 _CALL_TYPES = {
     "op": "u2",
     "group": "u2",
@@ -74,6 +87,14 @@ class Capture:
         steps = StepCounter(core, wanted=settings.num_steps)
         steps.install()
         adapt(core)
+        follow_jobs(core)
+
+        def ask(*request: Any) -> Any:
+            steps.go_on()
+            return exchange.ask_store(*request)
+
+        offer_store(ask)
+        MessageRecorder(core, exchange, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
         return cls(settings, core, groups, steps)
@@ -83,11 +104,12 @@ class Capture:
         core = self._core
         core.set_recording(False)
         calls = core.calls()
+        records, call_columns = in_order(_columns(core.records(), _RECORD_TYPES), _columns(calls, _CALL_TYPES))
         allocated, reserved, num_ooms = core.memory_peaks(self._settings.local_rank % core.device_count())
         return RankRecords.build(
             rank=self._settings.rank,
-            records=_order_frees(_columns(core.records(), _RECORD_TYPES)),
-            calls=_columns(calls, _CALL_TYPES),
+            records=records,
+            calls=call_columns,
             signatures=core.signatures(),
             call_ops=tuple(calls["ops"]),
             dtypes=tuple(calls["dtypes"]),
@@ -113,27 +135,6 @@ class Capture:
 
 def _columns(raw: dict[str, Any], types: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.frombuffer(raw[name], dtype=dtype) for name, dtype in types.items()}
-
-
-def _order_frees(records: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Put blocks that are freed one right after the other in the order in which they were allocated.
-
-    Some of torch's caches are cleared in the order of addresses, which differs from process to process; the state of
-    memory after the last of them does not.
-    """
-    is_free = records["kind"] == Kind.FREE
-    rows = np.flatnonzero(is_free)
-    run = np.cumsum(~is_free)[rows]
-    order = rows[np.lexsort((records["ref"][rows], run))]
-    return {name: _moved(column, rows, order) for name, column in records.items()}
-
-
-def _moved(
-    column: np.ndarray[Any, Any], to: np.ndarray[Any, Any], source: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    moved = column.copy()
-    moved[to] = column[source]
-    return moved
 
 
 def _stopper(reason: str) -> Callable[[], NoReturn]:

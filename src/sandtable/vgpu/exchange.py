@@ -95,7 +95,7 @@ class Exchange:
         self._group_sizes = array("i")
         self._group_ranks = array("i")
         self._sending = threading.RLock()
-        self._news = threading.Condition()
+        self._news = _Condition()
         self._frames = Frames()
         self._answers: dict[int, tuple[Any, ...]] = {}
         self._is_reading = False
@@ -137,6 +137,21 @@ class Exchange:
         _, _, payload = self._ask("receive", call)
         return payload
 
+    def ask_store(self, *request: Any) -> Any:
+        """What the job's store answers (see `job_store.py`). Who looks for others there waits in ways nobody sees."""
+        self._turn.leave()
+        return self._ask("store", *request)[2]
+
+    def own_port(self, port: int) -> None:
+        """This rank is reached at the port, and will wait there in ways nobody sees."""
+        self._turn.leave()
+        self._ask("own port", port)
+
+    def rank_at(self, port: int) -> int | None:
+        """The rank that is reached at the port."""
+        found: int | None = self._ask("rank at", port)[2]
+        return found
+
     def report(self, *message: Any) -> None:
         """Tells the launcher how the rank ended, after all that was posted before."""
         self._post(message)
@@ -145,6 +160,8 @@ class Exchange:
         with self._sending:
             ticket = self._next_ticket
             self._next_ticket += 1
+            if threading.current_thread() is not threading.main_thread():
+                self._post(("aside", ticket))
             self._post((kind, ticket, *values))
         answer = self._wait(ticket)
         if answer[1] == "stop":
@@ -192,6 +209,13 @@ class Exchange:
                     self._answers.update((answer[0], answer) for answer in answers)
                     self._is_reading = False
                     self._news.notify_all()
+
+
+class _Condition(threading.Condition):
+    """As Python makes it: that a thread was woken here says nothing about the script (see `jobs.py`)."""
+
+    notify = threading.Condition.notify
+    wait = threading.Condition.wait
 
 
 def _no_notes() -> Notes:

@@ -12,6 +12,8 @@ as chunks of raw integers, and a chunk already seen (after the same chunks) cost
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -129,6 +131,43 @@ class GroupBook:
             positions = {member: k for k, member in enumerate(self.members[entry].tolist())}
             self._positions[entry] = positions
         return positions.get(rank)
+
+    def in_order(self) -> list[int]:
+        """All entries in an order of which each captured rank's own list is a part.
+
+        The first announcement is no such order where groups are told to their members only: one that a rank makes for
+        itself between two that all make is heard of after both.
+        """
+        following: dict[int, set[int]] = {}
+        num_before = [0] * len(self.members)
+        for own in self._own.values():
+            for entry, later in pairwise(own):
+                if later not in following.setdefault(entry, set()):
+                    following[entry].add(later)
+                    num_before[later] += 1
+        ready = [entry for entry, count in enumerate(num_before) if not count]
+        order: list[int] = []
+        while ready:
+            order.append(heappop(ready))
+            for later in following.get(order[-1], ()):
+                num_before[later] -= 1
+                if not num_before[later]:
+                    heappush(ready, later)
+        # Ranks that made the same groups in different orders have no common one.
+        return order if len(order) == len(self.members) else list(range(len(self.members)))
+
+    def has_private(self) -> bool:
+        """Whether some captured rank did not see a group made (`use_local_synchronization`).
+
+        Then nobody knows which groups the ranks that do not run would make.
+        """
+        captured = self._own.keys()
+        unseen = [
+            entry
+            for entry, is_global in enumerate(self._global)
+            if not is_global and len(self.members[entry]) < self.world_size
+        ]
+        return any(captured - set(self.members[entry].tolist()) for entry in unseen)
 
     def families(self) -> tuple[Family, ...]:
         """Groups that belong together: equal up to a shift of the ranks, or else equal in size and place."""

@@ -121,7 +121,7 @@ def _free_port() -> int:
 
 def _groups(session: Session) -> Iterable[Group]:
     book = session.book
-    return (Group(name, tuple(ranks.tolist())) for name, ranks in zip(book.names, book.members, strict=True))
+    return (Group(book.names[entry], tuple(book.members[entry].tolist())) for entry in book.in_order())
 
 
 def _notes(job: Job, session: Session) -> Iterable[Note]:

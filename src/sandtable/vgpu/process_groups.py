@@ -31,7 +31,7 @@ class GroupAnnouncer:
     def __init__(self, core: ModuleType, exchange: Exchange, *, rank: int, world_size: int) -> None:
         self._core = core
         self._exchange = exchange
-        self._rank = rank
+        self.rank = rank
         self._world_size = world_size
         self.seen: list[Group] = []
         self.own: list[Group] = []
@@ -42,9 +42,14 @@ class GroupAnnouncer:
         group = Group(name=name, ranks=members)
         self.seen.append(group)
         self._exchange.announce_group(members, name)
-        if self._rank in members:
+        if self.rank in members:
             self._core.begin_group(len(self.own), list(members))
             self.own.append(group)
+
+    def new_line(self, name: str) -> Any:
+        """A group of all ranks for messages that the script sends in a way of its own."""
+        self.add(range(self._world_size), name)
+        return self._core.ProcessGroupGloo(None, self.rank, self._world_size)
 
     def install(self) -> None:
         """Have torch.distributed tell of every group."""
@@ -58,7 +63,7 @@ class GroupAnnouncer:
             name = options.get("group_desc") or "group"
             _store_of(rest).set_timeout(_STORE_PATIENCE)
             self.add(ranks or range(self._world_size), "world" if not ranks else name)
-            if ranks and self._rank not in ranks:
+            if ranks and self.rank not in ranks:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
             return make(group_size, group_rank, ranks, *rest, **options)
 
@@ -67,7 +72,7 @@ class GroupAnnouncer:
             mine: tuple[int, ...] = ()
             for part in split_ranks or ():
                 members = [parent[place] for place in sorted(part)]
-                if self._rank in members:
+                if self.rank in members:
                     mine = tuple(members)
                 self.add(members, options.get("group_desc") or "split")
             if mine:  # groups of other ranks may have been announced after ours
@@ -75,7 +80,7 @@ class GroupAnnouncer:
             return split(parent_pg, split_ranks, *rest, **options)
 
         def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-            yield HashStore(), self._rank, self._world_size
+            yield HashStore(), self.rank, self._world_size
 
         replace: dict[str, Callable[..., Any]] = {
             "_new_process_group_helper": make_group,

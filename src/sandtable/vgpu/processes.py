@@ -54,12 +54,16 @@ def cpu_ticks(process: int) -> int:
 
 
 def wants_core(process: int) -> bool:
-    """Whether its main thread computes, or would if it were given a core, or reads a file."""
-    return _stat(process)[:1] in ([b"R"], [b"D"])
+    """Whether one of its threads computes, or would if it were given a core, or reads a file."""
+    try:
+        threads = os.listdir(f"/proc/{process}/task")
+    except OSError:
+        return False
+    return any(_stat(f"{process}/task/{thread}")[:1] in ([b"R"], [b"D"]) for thread in threads)
 
 
-def _stat(process: int) -> list[bytes]:
-    """What the kernel says of a process, from its state on; nothing if it is gone."""
+def _stat(process: int | str) -> list[bytes]:
+    """What the kernel says of a process, or of one of its threads, from its state on; nothing if it is gone."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.errors import ScriptError
+from sandtable.errors import LaunchError, ScriptError
 from sandtable.vgpu.broker import Broker
 from sandtable.vgpu.child import Child, Outcome
 from sandtable.vgpu.classes import Plan, by_digest, plan, stand_ins
 from sandtable.vgpu.exchange import Call
 from sandtable.vgpu.group_book import Chunk, GroupBook
+from sandtable.vgpu.job_store import Shelf
 from sandtable.vgpu.meter import Meter
 from sandtable.vgpu.nursery import Nursery
 from sandtable.vgpu.output import View
-from sandtable.vgpu.processes import cpu_ticks
+from sandtable.vgpu.processes import cpu_ticks, wants_core
 from sandtable.vgpu.rank import Task
 from sandtable.vgpu.settings import Job
 
@@ -34,6 +35,9 @@ __all__ = ["Session"]
 _TICK_SECONDS = 0.25
 _GRACE_SECONDS = 1.0
 """All ranks wait and none uses the processor for so long: nothing will come any more."""
+
+_LONG_GRACE_SECONDS = 20.0
+"""The same where only other threads than the main one wait: that one may sleep, or wait for something else."""
 
 _BIRTHS_AT_ONCE = 8
 """Ranks asked of the zygote and not yet there: more of them than their sockets hold would have both wait for ever."""
@@ -67,6 +71,8 @@ class Session:
         self._ran_again: set[int] = set()
         self.unsure: tuple[tuple[int, int], ...] = ()
         self._quiet_since: tuple[float, int] | None = None
+        self._shelf = Shelf()
+        self._ports: dict[int, int] = {}
 
     def run(self, primaries: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
         """Captures these ranks and all that follow from them; the classes found, by representative."""
@@ -75,6 +81,10 @@ class Session:
                 self._start(rank, is_primary=True)
             while True:
                 self._run_to_the_end()
+                if self.book.has_private():
+                    self._call_everyone(is_needed=False)
+                if self._unborn:
+                    continue
                 found = self._plan()
                 if found.is_final:
                     error = self.broker.find_mismatch()
@@ -195,12 +205,23 @@ class Session:
                 broker.gather(rank, ticket, Call.of_tuple(call), payload)
             case ("receive", ticket, call):
                 broker.receive(rank, ticket, Call.of_tuple(call))
+            case ("aside", ticket):
+                broker.note_aside(rank, ticket)
             case ("send", call, payload):
                 broker.send(rank, Call.of_tuple(call), payload)
             case ("notes", texts, rows):
                 broker.log(rank, texts, rows)
             case ("groups", names, sizes, ranks):
                 broker.announce(rank, Chunk(names, sizes, ranks))
+            case ("store", ticket, *request):
+                self._call_everyone(is_needed=True)
+                child.send((ticket, "store", self._shelf.answer(*request)))
+            case ("own port", ticket, port):
+                self._call_everyone(is_needed=False)
+                self._ports[port] = rank
+                child.send((ticket, "own port"))
+            case ("rank at", ticket, port):
+                child.send((ticket, "rank at", self._ports.get(port)))
             case ("peer", group, peer):
                 self._meet(child, group, peer)
             case ("done", reason, digest, num_steps, size):
@@ -220,6 +241,18 @@ class Session:
         for rank in [peer, *members] if is_small else [peer]:
             if rank not in self._known and len(self.primaries) < self._job.limits.max_primaries:
                 self._start(rank, is_primary=True)
+
+    def _call_everyone(self, *, is_needed: bool) -> None:
+        """Ranks find each other in ways of their own: nobody can speak for another."""
+        missing, limit = set(range(self._job.world_size)) - self._known, self._job.limits.max_primaries
+        if self._job.ranks == "auto" and len(self._known | missing) <= limit:
+            for rank in sorted(missing):
+                self._start(rank, is_primary=True)
+        elif missing and is_needed:
+            raise LaunchError(
+                f"all ranks must run where they find each other in the job's store, but only {len(self._known)} of "
+                f"{self._job.world_size} do (by itself that is done for up to {limit}); give --ranks all"
+            )
 
     def _hear_zygote(self) -> None:
         kind, rank, process, code = self._nursery.event()
@@ -255,11 +288,13 @@ class Session:
         if not self.broker.is_stuck():
             self._quiet_since = None
             return
-        ticks = sum(cpu_ticks(child.process) for child in self._live.values() if child.process is not None)
+        processes = [child.process for child in self._live.values() if child.process is not None]
+        ticks = sum(map(cpu_ticks, processes))
+        is_busy = self._quiet_since is None or ticks > self._quiet_since[1] + _GRACE_SECONDS * 10
         now = time.monotonic()
-        if self._quiet_since is None or ticks > self._quiet_since[1] + _GRACE_SECONDS * 10:
+        if self._quiet_since is None or is_busy or any(map(wants_core, processes)):
             self._quiet_since = now, ticks
-        elif now - self._quiet_since[0] >= _GRACE_SECONDS:
+        elif now - self._quiet_since[0] >= (_LONG_GRACE_SECONDS if self.broker.is_aside() else _GRACE_SECONDS):
             self.broker.break_deadlock()
             self._deliver()
 

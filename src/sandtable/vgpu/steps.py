@@ -1,14 +1,17 @@
 """Steps: where one training step ends, which operators are the optimizer's, and when enough was seen.
 
 A step ends when every optimizer the script has used so far has stepped once more. After the last wanted step the
-capture goes on through what closes the step (logging, schedulers) and stops at the next forward pass.
+capture goes on through what closes the step (logging, schedulers) and stops at the next forward pass. Ranks that talk
+over sockets of their own go on to the end of the script: whoever stopped would be missed by others.
 """
 
 from __future__ import annotations
 
+import threading
 from types import ModuleType
 from typing import Any
 
+from sandtable.trace import TO_THE_END
 from sandtable.vgpu.stop import StopCapture
 
 __all__ = ["StepCounter"]
@@ -22,7 +25,22 @@ class StepCounter:
         self._wanted = wanted
         self._counts: dict[int, int] = {}
         self._watch: Any = None
+        self._goes_on = False
         self.num_steps = 0
+
+    def go_on(self) -> None:
+        """Do not stop before the script ends."""
+        if not self._goes_on:
+            self._goes_on = True
+            self._core.note(TO_THE_END, "ranks that talk over sockets of their own run to the end of the script")
+
+    def count(self, who: object = None) -> None:
+        """`who` has stepped: an optimizer, or the script itself where others have the optimizer."""
+        self._counts[id(who)] = self._counts.get(id(who), 0) + 1
+        done = min(self._counts.values())
+        if done > self.num_steps:
+            self.num_steps = done
+            self._core.mark_step(done)
 
     def install(self) -> None:
         """Hook into every optimizer of the process."""
@@ -32,22 +50,23 @@ class StepCounter:
         register_optimizer_step_post_hook(self._after)
 
     def _before(self, optimizer: object, args: Any, kwargs: Any) -> None:
-        if self._counts.get(id(optimizer), 0) >= self._wanted and self.num_steps >= self._wanted:
+        if self._counts.get(id(optimizer), 0) >= self._wanted and self._has_seen_enough:
             raise StopCapture("steps")
         self._core.set_optimizer(True)
 
     def _after(self, optimizer: object, args: Any, kwargs: Any) -> None:
         self._core.set_optimizer(False)
-        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-        done = min(self._counts.values())
-        if done > self.num_steps:
-            self.num_steps = done
-            self._core.mark_step(done)
-        if done >= self._wanted and self._watch is None:
+        self.count(optimizer)
+        if self.num_steps >= self._wanted and self._watch is None:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
             self._watch = register_module_forward_pre_hook(self._next_forward)
 
     def _next_forward(self, module: object, inputs: Any) -> None:
-        if min(self._counts.values()) >= self._wanted:
+        if min(self._counts.values()) >= self._wanted and self._has_seen_enough:
             raise StopCapture("steps")
+
+    @property
+    def _has_seen_enough(self) -> bool:
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and not self._goes_on and self.num_steps >= self._wanted

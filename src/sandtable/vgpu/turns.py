@@ -6,7 +6,7 @@ and keeps it until it has to wait for another rank. An answer that the launcher 
 turn kept, so that asking does not end it.
 
 A rank may wait for others in ways nobody sees (a file that another one writes). Then the cores fall idle, and the
-launcher adds turns until they no longer do.
+launcher adds turns until they no longer do. A rank that is known to do so (it has sockets) leaves the turns to others.
 """
 
 import os
@@ -33,14 +33,23 @@ class Turn:
         self._take = take
         self._give = give
         self._was_quick = True
+        self._has_left = False
 
     def begin(self) -> None:
         """Returns when it is this process's turn."""
-        os.read(self._take, 1)
+        if not self._has_left:
+            os.read(self._take, 1)
 
     def end(self) -> None:
         """Let another rank compute."""
-        os.write(self._give, b".")
+        if not self._has_left:
+            os.write(self._give, b".")
+
+    def leave(self) -> None:
+        """Compute whenever there is something to do: for a rank that waits for others in ways nobody sees."""
+        if not self._has_left:
+            self.end()
+        self._has_left = True
 
     def wait_for(self, channel: socket.socket) -> None:
         """Returns when there is something to read, and it is this process's turn: still, or again."""

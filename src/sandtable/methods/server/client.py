@@ -121,6 +121,7 @@ class ServerClient:
         self.clock = max(welcome["clock"] for welcome in welcomes)
         self._barrier = welcomes[0]["barrier"]
         self._align()
+        self._clocks = [self.clock] * len(self._links)
         self.pull()
         # Until now it waited for servers to start, which is nobody's communication.
         self._communication_s = self._waiting_s = 0.0
@@ -152,6 +153,15 @@ class ServerClient:
             received_bytes=sum(part.num_bytes for parts in shards for part in parts),
         )
 
+    @property
+    def tables(self) -> Tables:
+        """Gradients and weights of the model as the shards cut them."""
+        return self._tables
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._links)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients only accumulate in here. They do so until `step` anyway; this is for loops that say it."""
@@ -162,6 +172,7 @@ class ServerClient:
         self._push(None, pull=True)
         for parameter in self._tables.parameters():
             parameter.grad = None
+        sys.audit("sandtable.step")
 
     def push(self, gradients: Sequence[Tensor | None] | None = None) -> None:
         """Push what is in `.grad`, or `gradients`: one for each trainable parameter, in the model's order.
@@ -173,6 +184,46 @@ class ServerClient:
     def pull(self) -> None:
         """Put the servers' weights into the model."""
         self._gauge(self._on_all(lambda shard: self._request(shard, Kind.PULL, {}, into=self._tables.arrival(shard))))
+        self._tables.scatter()
+        self._num_pulls += 1
+
+    def push_shard(self, shard: int, vectors: Sequence[Tensor], *, pull: bool = False) -> None:
+        """Push a gradient to one shard, a vector for each dtype; with `pull` its weights arrive in the same message.
+
+        For workers that are with each shard as far as that shard is: threads may talk to different shards at the same
+        time. Only with `Asynchronous`, and not together with `push` and `step`, which are about all shards. What
+        arrived is put into the model by `tables.scatter([shard])`. Changed learning rates go along, as with `push`.
+        """
+        payload = self._encoders[shard].encode(vectors)
+        fields = {
+            "clock": self._clocks[shard],
+            "pull": pull,
+            "lengths": [view.nbytes for view in payload],
+            "absent": [],
+            **self._options(),
+        }
+        into = self._tables.arrival(shard) if pull else None
+        self._links[shard].request(Kind.PUSH, fields, payload, clock=self._clocks[shard], into=into)
+        self._clocks[shard] += 1
+
+    def pull_shard(self, shard: int) -> None:
+        """Take the weights of one shard, as `push_shard` does."""
+        self._links[shard].request(Kind.PULL, {}, clock=self._clocks[shard], into=self._tables.arrival(shard))
+
+    def pull_after(self, num_updates: int, *, of_worker: int) -> None:
+        """Put the servers' weights into the model when every shard has had so many updates, all by `of_worker`.
+
+        Waits as long as that worker is there. If it is lost or done before, the weights are taken as they are.
+        """
+        wanted = {"after": num_updates, "of_worker": of_worker}
+
+        def pull(shard: int) -> Answer:
+            while True:
+                answer = self._request(shard, Kind.PULL, wanted, into=self._tables.arrival(shard))
+                if "early" not in answer:
+                    return answer
+
+        self._on_all(pull)
         self._tables.scatter()
         self._num_pulls += 1
 
@@ -220,11 +271,7 @@ class ServerClient:
             self.close()
 
     def _push(self, gradients: Sequence[Tensor | None] | None, *, pull: bool) -> None:
-        absent = self._tables.gather(gradients)
-        rates = _rates(self._optimizer)
-        # Once they have changed they are always sent: another worker, a few steps behind, may have sent older ones.
-        self._rates_have_changed = self._rates_have_changed or rates != self._first_rates
-        options = {"options": rates} if self._rates_have_changed else {}
+        absent, options = self._tables.gather(gradients), self._options()
 
         def push(shard: int) -> Answer:
             payload = self._encoders[shard].encode(self._tables.vectors(shard))
@@ -250,6 +297,13 @@ class ServerClient:
         elif pull:
             self._tables.scatter()
             self._num_pulls += 1
+
+    def _options(self) -> dict[str, Any]:
+        """What servers shall take over: learning rates that a scheduler has changed."""
+        rates = _rates(self._optimizer)
+        # Once they have changed they are always sent: another worker, a few steps behind, may have sent older ones.
+        self._rates_have_changed = self._rates_have_changed or rates != self._first_rates
+        return {"options": rates} if self._rates_have_changed else {}
 
     def _align(self) -> None:
         """Begin at the same clock on every shard: the earliest that is over on none."""

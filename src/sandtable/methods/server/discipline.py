@@ -6,6 +6,7 @@ their mean. Methods are called with the server's lock held.
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 
 from sandtable.errors import MethodError
@@ -117,6 +118,7 @@ class Rounds(Discipline):
             pushes = self._pending.pop(self._round, {})
             # After a restart nobody may have pushed: the round lies before what the workers remember.
             if pushes:
+                sys.audit("sandtable.gathered")
                 self._shard.apply([pushes[worker] for worker in sorted(pushes)])
             self._round += 1
 

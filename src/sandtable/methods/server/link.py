@@ -57,6 +57,11 @@ class Link:
         return f"the server of shard {self._identity.shard} ({where})"
 
     @property
+    def caller(self) -> str:
+        """This side, as errors call it."""
+        return f"worker {self._worker}"
+
+    @property
     def traffic(self) -> Traffic:
         now, past = self._channel, self._past
         if now is None:
@@ -148,7 +153,7 @@ class Link:
 
     def _unreachable(self, trouble: OSError) -> MethodError:
         return MethodError(
-            f"{self.name} must answer worker {self._worker} within {self._timeout_s:g} s, but {trouble}; "
+            f"{self.name} must answer {self.caller} within {self._timeout_s:g} s, but {trouble}; "
             "start it again from its checkpoint, or raise timeout_s"
         )
 

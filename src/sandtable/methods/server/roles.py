@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from sandtable.errors import MethodError
 
-__all__ = ["Role", "role_here"]
+__all__ = ["Role", "rank_and_world", "role_here"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Role:
 
 def role_here(*, shards: int, servers: tuple[int, ...] | None) -> Role:
     """By `torchrun --role server` / `--role worker` if that was said, else by rank: the last `shards` ranks serve."""
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     num_workers = world - shards
     if num_workers < 1:
         raise MethodError(
@@ -54,7 +54,7 @@ def _role(index: int, is_server: bool, num_workers: int) -> Role:
     return Role(worker=None if is_server else index, shard=index if is_server else None, num_workers=num_workers)
 
 
-def _rank_and_world() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     try:

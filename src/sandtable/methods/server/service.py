@@ -48,6 +48,18 @@ class Identity:
     def to_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def objection(self, hello: Message) -> str | None:
+        """What the worker that says `hello` has otherwise than this server, if anything."""
+        for name, ours in self.to_fields().items():
+            theirs = hello.fields.get(name)
+            if theirs != ours:
+                worker = hello.integer("worker")
+                return (
+                    f"{name} must be the same on workers and servers, but is {theirs} on worker {worker}, {ours} here; "
+                    "start both with the same model and settings"
+                )
+        return None
+
 
 @dataclass(slots=True)
 class Tally:
@@ -161,13 +173,9 @@ class Service:
         if message.kind is not Kind.HELLO:
             raise MalformedError(f"the first message must be HELLO, but is {message.kind.name}")
         worker, session = message.integer("worker"), message.text("session")
-        for name, ours in self._identity.to_fields().items():
-            theirs = message.fields.get(name)
-            if theirs != ours:
-                raise _RefusedError(
-                    f"{name} must be the same on workers and servers, but is {theirs} on worker {worker}, {ours} here; "
-                    "start both with the same model and settings"
-                )
+        objection = self._identity.objection(message)
+        if objection is not None:
+            raise _RefusedError(objection)
         returns = message.fields.get("clock") is not None
         with self.changed:
             member = self._members[worker]
@@ -228,7 +236,7 @@ class Service:
         }
         handler = handlers.get(message.kind)
         if handler is None:
-            raise MalformedError(f"a worker may not send {message.kind.name}; it is the server's")
+            raise MalformedError(f"a worker may not send {message.kind.name} to a parameter server")
         try:
             fields, weights = handler(channel, member, message)
         except _RefusedError as reason:
@@ -279,7 +287,22 @@ class Service:
         patience_s = message.number("patience_s")
         with self.changed:
             self._check_current(channel, member)
-            return self._weights(channel, member, patience_s, 0.0)
+            start = time.monotonic()
+            if "after" in message.fields and not self._reaches(message, channel, member, patience_s):
+                return {"early": True, "waited_s": time.monotonic() - start}, ()
+            return self._weights(channel, member, patience_s, time.monotonic() - start)
+
+    def _reaches(self, message: Message, channel: Channel, member: Member, patience_s: float) -> bool:
+        """Wait until there have been as many updates as asked for, or that worker makes no more; False if too long."""
+        version, worker = message.integer("after"), message.integer("of_worker")
+        deadline = time.monotonic() + patience_s
+        while self._shard.version < version and self._members[worker].is_waited_for:
+            self._check_current(channel, member)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self.changed.wait(min(left_s, 1.0))
+        return True
 
     def _barrier(self, channel: Channel, member: Member, message: Message) -> Reply:
         number, patience_s = message.integer("number"), message.number("patience_s")

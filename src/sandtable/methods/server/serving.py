@@ -1,13 +1,9 @@
 """`serve`: be the server of one shard until the workers are done."""
 
-import contextlib
 import copy
 import importlib
-import signal
-import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +15,14 @@ from sandtable.methods.server.checkpoint import checkpoint_path, read_checkpoint
 from sandtable.methods.server.coding import Decoder, SettingsOfCodec, limit_bytes, lossy
 from sandtable.methods.server.directory import Directory, directory_for
 from sandtable.methods.server.discipline import discipline_for
+from sandtable.methods.server.listening import FAREWELL_S, TICK_S, join_all, listening, terminated
 from sandtable.methods.server.members import Members, State
-from sandtable.methods.server.message import Channel, tune
 from sandtable.methods.server.plan import Plan
 from sandtable.methods.server.service import Identity, Service, Tally
 from sandtable.methods.server.settings import Checkpoints, ParameterServer
 from sandtable.methods.server.shard import OptimizerFactory, Shard
 
 __all__ = ["Server", "ServerReport", "serve"]
-
-_TICK_S = 0.2
-_FAREWELL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +128,22 @@ class Server:
     def run(self, directory: Directory) -> ServerReport:
         """Serve until all workers are done or lost."""
         first_version, timeout_s = self._held.version, self._exchange.timeout_s
-        with _terminated() as stop:
-            with _listening(self._service, self._held, directory, self._number, timeout_s) as threads:
+        with terminated() as stop:
+            with listening(
+                self._service.attend,
+                directory=directory,
+                place=self._number,
+                name=f"the server of shard {self._number}",
+                limit_bytes=limit_bytes(self._held.parts),
+                timeout_s=timeout_s,
+                close=self._service.close,
+            ) as threads:
                 try:
                     _watch(self._service, self._members, stop, timeout_s=timeout_s, shard=self._number)
                 finally:
                     # The last answers, or the reason of a failure, are on their way; workers then hang up.
                     if not stop.is_set():
-                        _join(threads, _FAREWELL_S)
+                        join_all(threads, FAREWELL_S)
             with self._service.changed:
                 self._service.save()
         return _report(
@@ -207,67 +208,4 @@ def _watch(service: Service, members: Members, stop: threading.Event, *, timeout
                     f"the server of shard {shard} must have workers, but was without any for {timeout_s:g} s and none "
                     f"had finished (lost: {lost}); start workers again, then this server from its checkpoint"
                 )
-            service.changed.wait(_TICK_S)
-
-
-@contextlib.contextmanager
-def _listening(
-    service: Service, held: Shard, directory: Directory, shard: int, timeout_s: float
-) -> Iterator[list[threading.Thread]]:
-    """Accept connections meanwhile, one thread for each; then close them."""
-    threads: list[threading.Thread] = []
-    over = threading.Event()
-    place = directory.place(shard)
-    try:
-        listener = socket.create_server(place, backlog=128)
-    except OSError as error:
-        raise MethodError(
-            f"the server of shard {shard} must listen at {place[0]}:{place[1]}, but {error}; give a free one"
-        ) from None
-    listener.settimeout(_TICK_S)
-
-    def accept() -> None:
-        while not over.is_set():
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            tune(sock, timeout_s=timeout_s)
-            channel = Channel(sock, limit_bytes=limit_bytes(held.parts), stall_s=timeout_s)
-            thread = threading.Thread(target=service.attend, args=(channel,), daemon=True)
-            threads[:] = [one for one in threads if one.is_alive()]
-            threads.append(thread)
-            thread.start()
-
-    acceptor = threading.Thread(target=accept, daemon=True)
-    acceptor.start()
-    directory.announce(shard, (place[0], listener.getsockname()[1]))
-    try:
-        yield threads
-    finally:
-        over.set()
-        listener.close()
-        service.close()
-        _join([acceptor, *threads], _FAREWELL_S)
-
-
-def _join(threads: list[threading.Thread], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, in the main thread; elsewhere signals cannot be caught, and it is never set."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGTERM, before)
+            service.changed.wait(TICK_S)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sandtable.methods.server.message import MalformedError
 from sandtable.methods.server.plan import ShardPart, trainable
 
-__all__ = ["Gradient", "OptimizerFactory", "Shard", "raw_bytes"]
+__all__ = ["Gradient", "OptimizerFactory", "Shard", "initial_weights", "raw_bytes"]
 
 OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Makes the server's optimizer from its named parameters, as `lambda named: torch.optim.SGD(named, lr=0.1)`."""
@@ -33,7 +33,7 @@ class Shard:
 
     def __init__(self, model: nn.Module, parts: Sequence[ShardPart], factory: OptimizerFactory) -> None:
         self.parts = parts
-        self.vectors = _weights(model, parts)
+        self.vectors = initial_weights(model, parts)
         self._parameters: list[nn.Parameter] = []
         named = []
         for part, vector in zip(parts, self.vectors, strict=True):
@@ -91,7 +91,8 @@ def raw_bytes(vector: Tensor) -> memoryview:
     return vector.view(torch.uint8).numpy().data
 
 
-def _weights(model: nn.Module, parts: Sequence[ShardPart]) -> list[Tensor]:
+def initial_weights(model: nn.Module, parts: Sequence[ShardPart]) -> list[Tensor]:
+    """A copy of the model's numbers that belong to `parts`, a vector for each."""
     tables = trainable(model)
     vectors = []
     for part in parts:

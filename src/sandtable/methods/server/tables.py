@@ -68,15 +68,13 @@ class Tables:
         return raw_bytes(self._arrivals[shard])
 
     @torch.no_grad()
-    def scatter(self) -> None:
-        """Put the weights that have arrived into the model."""
-        flat = {
-            name: p.detach().view(-1) if p.is_contiguous() else torch.empty(p.numel(), dtype=p.dtype, device=p.device)
-            for name, p in self._by_name.items()
-        }
-        for parts, arrival in zip(self._plan.shards, self._arrivals, strict=True):
-            offset = 0
-            for part in parts:
+    def scatter(self, shards: Sequence[int] | None = None) -> None:
+        """Put the weights that have arrived into the model: those of all shards, or of `shards`."""
+        # Of a parameter that is not contiguous, a copy, written back below.
+        flat = {name: parameter.detach().reshape(-1) for name, parameter in self._by_name.items()}
+        for shard in range(len(self._arrivals)) if shards is None else shards:
+            arrival, offset = self._arrivals[shard], 0
+            for part in self._plan.shards[shard]:
                 vector = arrival[offset : offset + part.num_bytes].view(part.dtype)
                 sizes = [piece.stop - piece.start for piece in part.pieces]
                 for piece, weights in zip(part.pieces, torch.split(vector, sizes), strict=True):

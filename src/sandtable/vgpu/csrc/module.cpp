@@ -35,6 +35,8 @@ py::dict records() {
   out["phase"] = raw(r.phase);
   out["line"] = raw(r.line);
   out["value"] = raw(r.value);
+  out["mark"] = raw(r.mark);
+  out["job"] = raw(r.job);
   return out;
 }
 
@@ -311,6 +313,7 @@ void bind_groups(py::module_& m) {
 
 PYBIND11_MODULE(sandtable_core, m) {
   m.def("configure", [](int num_devices, size_t capacity, size_t context, int capability) {
+    Recorder::get().set_main_thread();
     set_device_count(num_devices);
     VirtualAllocator::get().configure(num_devices, capacity, context);
     set_capability(capability);
@@ -354,6 +357,13 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("num_inferences", &num_inferences);
   m.def("set_recording", [](bool on) { Recorder::get().set_recording(on); });
   m.def("set_optimizer", [](bool inside) { Recorder::get().set_optimizer(inside); });
+  m.def("submit_job", [] { return Recorder::get().submit_job(); });
+  m.def("begin_job", [](uint32_t number) { Recorder::get().begin_job(number); });
+  m.def("end_job", [](uint32_t number) { Recorder::get().end_job(number); });
+  m.def("join_job", [](uint32_t number) { Recorder::get().join_job(number); });
+  m.def("share_waits", [](uint32_t earlier) { return Recorder::get().share_waits(earlier); });
+  m.def("take_waits", [](uint32_t number) { Recorder::get().take_waits(number); });
+  m.def("gather_waits", [] { Recorder::get().gather_waits(); });
   m.def("begin_function", &begin_function);
   m.def("end_function", &end_function);
   m.def("mark_step", [](uint32_t number) { Recorder::get().end_step(number); });

@@ -33,6 +33,8 @@ std::mutex table_mutex;
 std::map<int, uint32_t> collective_seq;                          // by group; its CPU and CUDA backends share it
 std::map<std::tuple<int, int, bool, int>, uint32_t> peer_seq;    // by group, peer, direction and tag
 std::set<std::pair<int, int>> announced_peers;
+std::map<std::pair<int, int>, int> pair_streams;                 // by group and peer
+constexpr int kFirstPairStream = 1024;
 std::atomic<uint32_t> next_fence{0x80000000u};                   // events that belong to the library
 
 template <typename List>
@@ -159,6 +161,11 @@ at::Tensor reduced(const std::vector<std::string_view>& parts, const at::Tensor&
   if (how.op_ == ReduceOp::AVG)
     total = total.div(static_cast<int64_t>(parts.size())).to(like.scalar_type());
   return total;
+}
+
+bool is_first_with(int group, int peer) {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  return announced_peers.insert({group, peer}).second;
 }
 
 // What comes in over the wire, put into the tensors that wait for it.
@@ -323,7 +330,8 @@ struct VirtualGroup::Call {
 // What became of it.
 struct VirtualGroup::Issued {
   CallKey key;
-  uint32_t row = 0;
+  std::vector<uint32_t> rows; // empty while it is not written down
+  int device = 0;
   bool on_card = true;
   bool exchanges = false;
   std::optional<c10::Stream> stream; // the library's, if it runs there
@@ -381,14 +389,17 @@ WorkPtr VirtualGroup::endCoalescing() {
 // A call is checked, placed on a stream, written down, and then given the values that are small enough to exist.
 WorkPtr VirtualGroup::issue(Call call) {
   check(call);
-  Issued issued = record(call);
+  Issued issued = number(call);
   std::function<void()> later;
-  if (call.peer >= 0)
+  if (call.peer >= 0) {
     later = exchange_with_peer(call, issued);
-  else
+  } else {
+    record(call, issued);
     exchange_with_all(call, issued);
+  }
+  // What hosts do is over when it has been waited for: no stream waits for it.
   auto work = c10::make_intrusive<VirtualWork>(
-      getRank(), std::vector<uint32_t>{issued.row}, call.outputs, issued.stream, call.peer);
+      getRank(), issued.rows, call.outputs, issued.on_card ? issued.stream : std::nullopt, call.peer);
   work->later_ = std::move(later);
   if (batch_ != 0)
     batched_.push_back(work);
@@ -406,32 +417,57 @@ void VirtualGroup::check(const Call& call) const {
       getSize() - 1, "), but got ", std::max(call.root, call.peer));
 }
 
-// NCCL runs asynchronous and point-to-point calls on a stream of its own, which first waits for the script's.
-VirtualGroup::Issued VirtualGroup::record(const Call& call) {
+VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   at::Tensor first = call.first();
   Issued issued;
   issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
-  int device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
-  uint16_t stream_id = static_cast<uint16_t>(issued.on_card ? current_stream(device) : 0);
-  Place place = current_place();
-  Recorder& recorder = Recorder::get();
-  if (issued.on_card && (call.is_async || call.peer >= 0 || batch_ != 0)) {
-    issued.stream = library_stream(device, index_);
-    uint32_t fence = next_fence++;
-    recorder.add(Kind::kEventRecord, fence, stream_id, 0, place.phase, place.line);
-    stream_id = static_cast<uint16_t>(issued.stream->id());
-    recorder.add(Kind::kEventWait, fence, stream_id, 0, place.phase, place.line);
-  }
+  issued.device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
   bool point_to_point = call.peer >= 0;
   CallKey& key = issued.key;
-  key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(), place.line, -1,
-         call.tag};
+  key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(),
+         current_place().line, -1, call.tag};
   if (point_to_point)
     key.peer = ranks_.empty() ? call.peer : static_cast<int>(ranks_[call.peer]);
+  // Whether values are exchanged must be decided alike on every rank, so by what all agree on.
+  issued.exchanges = wire().gather && (!issued.on_card || !first.defined() ||
+                                       key.num_bytes <= static_cast<int64_t>(shadow_limit(first.scalar_type())));
   std::lock_guard<std::mutex> lock(table_mutex);
   key.seq = point_to_point ? peer_seq[{index_, call.peer, call.op == "send", call.tag}]++ : collective_seq[index_]++;
+  return issued;
+}
+
+// NCCL has a stream for each group. Single messages have one for each pair of ranks, unless the group was connected when
+// it was made. Messages between hosts have theirs, too: nothing on the card waits for them.
+c10::Stream VirtualGroup::stream_for(const Call& call, const Issued& issued) const {
+  if (call.peer < 0 || batch_ != 0 || (issued.on_card && is_eager_))
+    return library_stream(issued.device, index_);
+  std::lock_guard<std::mutex> lock(table_mutex);
+  auto [found, _] = pair_streams.emplace(std::pair(index_, call.peer), pair_streams.size());
+  return library_stream(issued.device, kFirstPairStream + found->second);
+}
+
+// NCCL runs asynchronous and point-to-point calls on a stream of its own, which first waits for the script's.
+void VirtualGroup::record(const Call& call, Issued& issued) {
+  bool point_to_point = call.peer >= 0;
+  uint16_t stream_id = static_cast<uint16_t>(issued.on_card ? current_stream(issued.device) : 0);
+  Place place = current_place();
+  Recorder& recorder = Recorder::get();
+  if (issued.on_card ? call.is_async || point_to_point || batch_ != 0 : point_to_point) {
+    issued.stream = stream_for(call, issued);
+    uint32_t fence = next_fence++;
+    if (issued.on_card)
+      recorder.add(Kind::kEventRecord, fence, stream_id, 0, place.phase, place.line);
+    stream_id = static_cast<uint16_t>(issued.stream->id());
+    if (issued.on_card)
+      recorder.add(Kind::kEventWait, fence, stream_id, 0, place.phase, place.line);
+  }
+  if (call.op == "send")
+    recorder.follow_waits(stream_id);
+  const CallKey& key = issued.key;
+  std::lock_guard<std::mutex> lock(table_mutex);
   CallTable& table = call_table();
-  issued.row = static_cast<uint32_t>(table.op.size());
+  uint32_t row = static_cast<uint32_t>(table.op.size());
+  issued.rows = {row};
   table.op.push_back(intern(table.ops, call.op));
   table.group.push_back(static_cast<uint16_t>(index_));
   table.seq.push_back(key.seq);
@@ -448,26 +484,30 @@ VirtualGroup::Issued VirtualGroup::record(const Call& call) {
   table.splits.push_back(call.has_splits() ? static_cast<uint32_t>(table.split_lists.size()) : 0);
   if (call.has_splits())
     table.split_lists.emplace_back(call.input_splits, call.output_splits);
-  recorder.add(Kind::kCollective, issued.row, stream_id, 0, place.phase, place.line);
-  // Whether values are exchanged must be decided alike on every rank, so by what all agree on.
-  issued.exchanges = wire().gather && (!issued.on_card || !first.defined() ||
-                                       key.num_bytes <= static_cast<int64_t>(shadow_limit(first.scalar_type())));
-  return issued;
+  recorder.add(Kind::kCollective, row, stream_id, 0, place.phase, place.line);
 }
 
 // What is left to do when the work is waited for, if anything.
-std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, const Issued& issued) {
+std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, Issued& issued) {
   const CallKey& key = issued.key;
-  if (wire().announce_peer && announced_peers.insert({index_, key.peer}).second)
+  if (wire().announce_peer && is_first_with(index_, key.peer))
     wire().announce_peer(index_, key.peer);
+  if (batch_ == 0 && !issued.on_card && call.op == "recv") {
+    // gloo receives when it is waited for; a thread that waits from the beginning to the end keeps nobody up.
+    auto self = c10::intrusive_ptr<VirtualGroup>::unsafe_reclaim_from_nonowning(this);
+    return [self, call, issued]() mutable {
+      receive_into(issued.key, call.outputs, issued.exchanges);
+      self->record(call, issued);
+      Recorder::get().host_sync(Sync::kStream, static_cast<uint16_t>(issued.stream->id()));
+    };
+  }
+  record(call, issued);
   if (call.op == "send") {
     if (issued.exchanges)
       wire().send(key, pack(call.inputs));
     return {};
   }
   auto receive = [key, outputs = call.outputs, exchanges = issued.exchanges] { receive_into(key, outputs, exchanges); };
-  if (batch_ == 0 && !issued.on_card)
-    return receive; // gloo receives when it is waited for
   if (batch_ != 0)
     batched_receives_.push_back(receive);
   else

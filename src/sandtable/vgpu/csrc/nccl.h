@@ -112,7 +112,7 @@ class VirtualGroup : public c10d::Backend {
       const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
-  void eagerConnectSingleDevice(at::Device) override {}
+  void eagerConnectSingleDevice(at::Device) override { is_eager_ = true; }
   c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
 
   int split_count = 0;
@@ -122,14 +122,17 @@ class VirtualGroup : public c10d::Backend {
   struct Issued;
   WorkPtr issue(Call call);
   void check(const Call& call) const;
-  Issued record(const Call& call);
-  std::function<void()> exchange_with_peer(const Call& call, const Issued& issued);
+  Issued number(const Call& call);
+  void record(const Call& call, Issued& issued);
+  c10::Stream stream_for(const Call& call, const Issued& issued) const;
+  std::function<void()> exchange_with_peer(const Call& call, Issued& issued);
   void exchange_with_all(const Call& call, const Issued& issued);
   void distribute(const Call& call, const std::vector<Payload>& payloads) const;
 
   c10::intrusive_ptr<Options> options_;
   int index_;
   std::vector<int64_t> ranks_;
+  bool is_eager_ = false;
   uint32_t batch_ = 0;
   std::vector<WorkPtr> batched_;
   std::vector<std::function<void()>> batched_receives_; // done when the batch is complete: NCCL runs it as one

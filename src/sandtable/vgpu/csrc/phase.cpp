@@ -130,11 +130,14 @@ OneOperator::~OneOperator() {
 }
 
 Place current_place() {
-  if (operator_under_way == nullptr)
-    return find_place();
-  if (!operator_under_way->place_)
-    operator_under_way->place_ = find_place();
-  return *operator_under_way->place_;
+  if (operator_under_way != nullptr && operator_under_way->place_)
+    return *operator_under_way->place_;
+  Place place = find_place();
+  if (place.line == 0) // a thread of a library: who gave it the job?
+    place = Recorder::get().place_of_job().value_or(place);
+  if (operator_under_way != nullptr)
+    operator_under_way->place_ = place;
+  return place;
 }
 
 bool begin_function() {

@@ -1,6 +1,16 @@
 #include "recorder.h"
 
+#include <algorithm>
+#include <atomic>
+
 namespace sandtable {
+namespace {
+
+thread_local uint32_t job_here = 0;
+thread_local Fences waited_here; // where there is no job
+std::atomic<uint32_t> next_job_fence{0xC0000000u};
+
+} // namespace
 
 Recorder& Recorder::get() {
   static Recorder* recorder = new Recorder();
@@ -17,7 +27,13 @@ void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t am
 void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t amount, Phase in_phase, uint32_t at_line) {
   if (!recording_)
     return;
+  if (what == Kind::kHostSync && (job_here != 0 || !is_main()))
+    return keep_wait(reference, on_stream, amount);
   std::lock_guard<std::mutex> lock(mutex);
+  // A block may have been handed over after the job was, so it is freed now.
+  bool of_job = job_here != 0 && what != Kind::kFree;
+  mark.push_back(of_job ? jobs_[job_here - 1].mark : static_cast<int64_t>(kind.size()));
+  job.push_back(of_job ? job_here : 0);
   kind.push_back(static_cast<uint8_t>(what));
   ref.push_back(reference);
   stream.push_back(on_stream);
@@ -34,6 +50,125 @@ void Recorder::host_sync(Sync what, uint16_t on_stream) {
 void Recorder::end_step(uint32_t number) {
   add(Kind::kStep, number, 0, 0, Phase::kOptimizer, 0);
   before_step_ = num_operators_;
+}
+
+uint32_t Recorder::submit_job() {
+  Place place = current_place();
+  std::lock_guard<std::mutex> lock(mutex);
+  jobs_.push_back({job_here != 0 ? jobs_[job_here - 1].mark : static_cast<int64_t>(kind.size()), place, {}, {}});
+  return static_cast<uint32_t>(jobs_.size());
+}
+
+void Recorder::begin_job(uint32_t number) {
+  job_here = number;
+}
+
+void Recorder::end_job(uint32_t number) {
+  if (job_here == number)
+    job_here = 0;
+}
+
+void Recorder::join_job(uint32_t number) {
+  std::vector<uint32_t> awaited;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    Job& done = jobs_[number - 1];
+    awaited.swap(done.events);
+    for (auto [_, fence] : done.fences)
+      awaited.push_back(fence);
+    done.fences.clear();
+  }
+  for (uint32_t event : awaited)
+    add(Kind::kHostSync, event, 0, static_cast<int64_t>(Sync::kEvent));
+}
+
+std::optional<Place> Recorder::place_of_job() {
+  if (job_here == 0)
+    return std::nullopt;
+  std::lock_guard<std::mutex> lock(mutex);
+  return jobs_[job_here - 1].place;
+}
+
+void Recorder::set_main_thread() {
+  main_thread_ = std::this_thread::get_id();
+}
+
+bool Recorder::is_main() const {
+  return main_thread_ == std::thread::id() || main_thread_ == std::this_thread::get_id();
+}
+
+void Recorder::follow_waits(uint16_t on_stream) {
+  std::vector<uint32_t> awaited;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (auto [other, fence] : waited_here) {
+      uint32_t& last = followed_[{on_stream, other}];
+      if (other != on_stream && last != fence)
+        awaited.push_back(fence);
+      last = fence;
+    }
+  }
+  for (uint32_t fence : awaited)
+    add(Kind::kEventWait, fence, on_stream, 0);
+}
+
+uint32_t Recorder::share_waits(uint32_t earlier) {
+  if (waited_here.empty())
+    return earlier;
+  std::lock_guard<std::mutex> lock(mutex);
+  Fences all = earlier != 0 ? shared_[earlier - 1] : Fences();
+  for (auto [other, fence] : waited_here)
+    all[other] = std::max(all[other], fence);
+  shared_.push_back(std::move(all));
+  return static_cast<uint32_t>(shared_.size());
+}
+
+void Recorder::take_waits(uint32_t number) {
+  Fences fences;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    fences = shared_[number - 1];
+  }
+  take(fences);
+}
+
+void Recorder::gather_waits() {
+  Fences fences;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    fences = strays_;
+  }
+  take(fences);
+}
+
+// Fences are numbered in the order of their making, so that of one stream the larger is the later.
+void Recorder::take(const Fences& fences) {
+  std::vector<uint32_t> awaited;
+  for (auto [other, fence] : fences) {
+    uint32_t& last = waited_here[other];
+    if (last < fence)
+      awaited.push_back(last = fence);
+  }
+  if (is_main() && job_here == 0)
+    for (uint32_t fence : awaited)
+      add(Kind::kHostSync, fence, 0, static_cast<int64_t>(Sync::kEvent));
+}
+
+// A wait of another thread than the main one: an event takes its place, for which others wait later.
+void Recorder::keep_wait(uint32_t reference, uint16_t on_stream, int64_t amount) {
+  bool is_event = amount == static_cast<int64_t>(Sync::kEvent);
+  uint32_t fence = is_event ? reference : next_job_fence++;
+  if (!is_event)
+    add(Kind::kEventRecord, fence, on_stream, 0);
+  std::lock_guard<std::mutex> lock(mutex);
+  if (job_here == 0) {
+    if (!is_event)
+      strays_[on_stream] = waited_here[on_stream] = fence;
+  } else if (is_event) {
+    jobs_[job_here - 1].events.push_back(fence);
+  } else {
+    jobs_[job_here - 1].fences[on_stream] = fence;
+  }
 }
 
 uint32_t Recorder::add_signature(std::string json) {

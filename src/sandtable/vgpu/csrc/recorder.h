@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <mutex>
+#include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace sandtable {
@@ -44,9 +46,42 @@ struct Note {
   uint32_t line;
 };
 
+// Where in the script are we, and in which phase? (phase.cpp)
+struct Place {
+  Phase phase;
+  uint32_t line;
+};
+Place current_place();
+
+// A job: what one thread hands to another, whose result it takes later. There is one host on the tape, so a job's rows
+// stand where it was handed over, from when on its thread could issue them; and where its thread waited for the device,
+// the one that takes the result waits, when it does so.
+using Fences = std::map<uint16_t, uint32_t>; // by stream: an event behind all that was waited for there
+struct Job {
+  int64_t mark;
+  Place place;
+  Fences fences;
+  std::vector<uint32_t> events;
+};
+
 class Recorder {
  public:
   static Recorder& get();
+
+  // Numbers of jobs begin with 1; 0 is none.
+  uint32_t submit_job();
+  void begin_job(uint32_t number); // on the thread that does it
+  void end_job(uint32_t number);
+  void join_job(uint32_t number); // its result is taken
+  std::optional<Place> place_of_job();
+
+  // Threads that work for nobody in particular (a server's) hold the main one up no more than jobs do. What such a
+  // thread has waited for comes before whatever it sends later, and so does what it learnt from another thread.
+  void set_main_thread();
+  void follow_waits(uint16_t stream);     // a message leaves on the stream
+  uint32_t share_waits(uint32_t earlier); // for another thread to take, with those shared under that number before
+  void take_waits(uint32_t number);
+  void gather_waits(); // of all such threads
 
   void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value);
   void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
@@ -71,11 +106,22 @@ class Recorder {
   std::vector<uint8_t> phase;
   std::vector<uint32_t> line;
   std::vector<int64_t> value;
+  std::vector<int64_t> mark;  // before which row it belongs
+  std::vector<uint32_t> job;
   std::vector<std::string> signatures;
   std::vector<Note> notes;
   std::mutex mutex;
 
  private:
+  bool is_main() const;
+  void keep_wait(uint32_t ref, uint16_t stream, int64_t value);
+  void take(const Fences& fences);
+
+  std::vector<Job> jobs_;
+  std::thread::id main_thread_;
+  Fences strays_;                                                 // of all threads that have no job
+  std::vector<Fences> shared_;
+  std::map<std::pair<uint16_t, uint16_t>, uint32_t> followed_;    // by stream, and the stream that was waited for
   bool recording_ = true;
   bool in_optimizer_ = false;
   int64_t operator_limit_ = 0;
@@ -83,12 +129,6 @@ class Recorder {
   int64_t before_step_ = 0;
 };
 
-// Where in the script are we, and in which phase? (phase.cpp)
-struct Place {
-  Phase phase;
-  uint32_t line;
-};
-Place current_place();
 // While one lives on this thread, all that is recorded belongs to one operator: its place is looked up once, if at all.
 class OneOperator {
  public:

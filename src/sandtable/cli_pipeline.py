@@ -1,0 +1,173 @@
+"""The commands of pipelines: profile a model layer by layer, and split it over machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from sandtable import cluster as clusters
+from sandtable.cluster import Cluster
+from sandtable.engine import simulate
+from sandtable.engine.compute import MeasuredTable
+from sandtable.errors import LaunchError, MethodError, PlanError, ScriptError
+from sandtable.plan import Level, partition, predicted, read_profile
+from sandtable.report.partition import partition_data, print_partition
+from sandtable.report.profile import print_profile
+from sandtable.trace import Trace
+from sandtable.units import parse_bytes, parse_rate
+from sandtable.vgpu import Job, TerminalView, core_path, launch
+
+__all__ = ["partition_command", "profile_command", "register"]
+
+_PROFILE_HELP = """Time every layer of a model, forward and backward, and write a profile for `sandtable partition`.
+
+MODULE:FUNCTION gives the model; it may also give a tuple of the model, its inputs, and the loss as a function of the
+model's result. Without --cluster layers are timed on this machine. With --cluster they run on one virtual GPU of that
+cluster, and the times are predicted: a profile for a card one does not have.
+
+Examples:
+
+  sandtable profile models:vgg16 --input 64,3,224,224 --out profile.json
+
+  sandtable profile models:gpt --input 8,1024:int64:50257 --batches 20 --device cuda
+
+  sandtable profile models:vgg16 --input 64,3,224,224 --cluster dgx-a100 --out a100.json
+"""
+
+_PARTITION_HELP = """Split a profiled model over machines so that the slowest stage of the pipeline is fastest.
+
+Prints the stages, how many machines share each (7-1: seven share the first, one has the second; one number is plain
+data parallelism), the throughput, minibatches in flight and bytes on the wire, against plain data parallelism.
+
+Examples:
+
+  sandtable partition profile.json --machines 8 --bandwidth 10Gbit
+
+  sandtable partition profile.json --machines 4 --bandwidth 10Gbit --devices 4 --device-bandwidth 100Gbit
+
+  sandtable partition graph.txt --machines 16 --bandwidth 25Gbit --memory 16GiB --json
+"""
+
+_WIDE = 160
+"""Columns of a file or a pipe."""
+
+T = TypeVar("T")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("profile", help=_PROFILE_HELP, no_args_is_help=True)(profile_command)
+    app.command("partition", help=_PARTITION_HELP, no_args_is_help=True)(partition_command)
+
+
+def profile_command(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="gives the model", show_default=False)],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SHAPE[:TYPE[:BELOW]]", help="an input: 64,3,224,224 (may be repeated)"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="the file; .txt: as PipeDream's profiler writes it")] = Path("profile.json"),
+    batches: Annotated[int, typer.Option(min=1, help="minibatches to time, after one to warm up")] = 10,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU")] = "auto",
+    cluster: Annotated[
+        str | None, typer.Option(help="predict for a GPU of this cluster: a name in the catalogue, or a TOML file")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the profile as JSON")] = False,
+) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--out must be a file that can be written, but {out} cannot: {error}") from error
+    job = {"function": function, "inputs": inputs or [], "num_batches": batches, "device": device, "out": str(out)}
+    data = _measured(job, show_progress=not as_json) if cluster is None else _predicted(job, cluster)
+    if as_json:
+        print(json.dumps(data, indent=1))
+    else:
+        print_profile(data, out, _console())
+
+
+def partition_command(
+    profile: Annotated[Path, typer.Argument(help="a file of `sandtable profile`, or a published graph.txt")],
+    machines: Annotated[int, typer.Option(min=1, help="number of machines", show_default=False)],
+    bandwidth: Annotated[str, typer.Option(help="of each machine's link: 10Gbit, 1.2GB", show_default=False)],
+    devices: Annotated[int, typer.Option(min=1, help="devices in a machine")] = 1,
+    device_bandwidth: Annotated[
+        str | None, typer.Option(help="between devices of a machine: 100Gbit; needed where there are several")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="of a device: 16GiB; without it, memory is no limit")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the outcome as JSON")] = False,
+) -> None:
+    levels = [Level(machines=machines, bandwidth_bytes_per_s=_parsed(parse_rate, bandwidth, "--bandwidth"))]
+    if devices > 1:
+        if device_bandwidth is None:
+            raise PlanError(f"{devices} devices in a machine need --device-bandwidth; for example 100Gbit")
+        inside = _parsed(parse_rate, device_bandwidth, "--device-bandwidth")
+        levels.insert(0, Level(machines=devices, bandwidth_bytes_per_s=inside))
+    room = None if memory is None else _parsed(parse_bytes, memory, "--memory")
+    chain = read_profile(profile)
+    found = partition(chain, levels, memory_bytes=room)
+    if as_json:
+        print(json.dumps(partition_data(chain, levels, found), indent=1))
+    else:
+        print_partition(chain, levels, found, _console())
+
+
+def _measured(job: dict[str, Any], *, show_progress: bool) -> dict[str, Any]:
+    """On this machine, in this process."""
+    from sandtable.methods.pipeline.profile_job import ProfileJob, run_job  # imports torch, which takes seconds
+
+    return run_job(ProfileJob(**job, show_progress=show_progress)).to_dict()
+
+
+def _predicted(job: dict[str, Any], cluster: str) -> dict[str, Any]:
+    """On one virtual GPU: the profiler runs there as a script, and the engine says when its events happen."""
+    where = clusters.load(cluster, nodes=1)
+    with tempfile.TemporaryDirectory(prefix="sandtable-") as directory:
+        raw = Path(directory) / "profile.json"
+        trace = _captured({**job, "num_batches": 1, "device": "cuda", "out": str(raw), "show_progress": False}, where)
+        data = json.loads(raw.read_text(encoding="utf-8"))
+    timeline = simulate(trace, where, measured=MeasuredTable.beside(cluster))
+    from sandtable.methods.pipeline.profile_file import Profile
+
+    found = Profile.of(predicted(data, timeline.event_times_ns(0).tolist(), device=where.device.name))
+    found.save(job["out"])
+    return found.to_dict()
+
+
+def _captured(script: dict[str, Any], where: Cluster) -> Trace:
+    job = Job(
+        script="sandtable.methods.pipeline.profile_job",
+        is_module=True,
+        script_args=(json.dumps(script),),
+        world_size=1,
+        nproc_per_node=1,
+        cluster=where,
+        max_operators=100_000_000,
+        core_path=str(core_path()),
+        command=("sandtable", *sys.argv[1:]),
+    )
+    try:
+        return launch(job, view=TerminalView())
+    except ScriptError as error:
+        kind, _, message = error.traceback.strip().rpartition("\n")[2].partition(": ")
+        if kind.endswith(MethodError.__name__):  # the profiler's own refusal: as it is told without a virtual GPU
+            raise MethodError(message) from None
+        raise
+
+
+def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise PlanError(f"{option} {error}") from error
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_WIDE)

@@ -1,0 +1,125 @@
+"""Tied weights: one parameter that several stages hold a copy of, such as an embedding that is the output layer, too.
+
+Each copy gets a gradient in its own stage. Their sum is the gradient of the one parameter; with the same sum on all
+ranks that hold a copy, the copies stay equal. Each sends its gradient to the others as soon as it has it, and adds them
+up in the order of the stages when it makes the update, so that the sums are the same to the bit.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sandtable.errors import MethodError
+from sandtable.methods.pipeline.layout import Layout
+from sandtable.methods.pipeline.links import Links
+
+__all__ = ["Tie", "Ties", "check_copies", "find_ties"]
+
+Tie = Sequence[tuple[int, str]]
+"""(stage, name of the parameter in that stage) of each copy."""
+
+
+class Ties:
+    """The ties between stages of one pipeline, as seen from one rank."""
+
+    def __init__(
+        self, ties: Sequence[Tie], modules: Mapping[int, nn.Module], *, layout: Layout, rank: int, links: Links
+    ) -> None:
+        self._links = links
+        self._rank = rank
+        self._copies: list[tuple[nn.Parameter, list[int]]] = []
+        self._num_sent = 0
+        self._num_added = 0
+        for tie in ties:
+            column = layout.column(rank)
+            holders = sorted({column[stage % layout.num_places] for stage, _ in tie})
+            copies = _copies(tie, modules)
+            if copies and len(holders) > 1:
+                self._copies.append((copies[0], holders))
+
+    @torch.no_grad()
+    def start_equal(self) -> None:
+        """All copies as the first stage has them."""
+        self._send([parameter for parameter, _ in self._copies])
+        for parameter, values in zip(self._parameters, self._receive(self._parameters), strict=True):
+            parameter.copy_(values[0])
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Tell the others the gradients there are; a copy without one counts as zero."""
+        self._send(self._gradients())
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        """All copies have the sum of the gradients sent; this rank's are those that its copies have now."""
+        for parameter, gradients in zip(self._parameters, self._receive(self._gradients()), strict=True):
+            total = gradients[0].clone()
+            for gradient in gradients[1:]:
+                total.add_(gradient)
+            parameter.grad = total
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter, _ in self._copies]
+
+    def _gradients(self) -> list[Tensor]:
+        return [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
+
+    def _send(self, values: Sequence[Tensor]) -> None:
+        for value, (_, holders) in zip(values, self._copies, strict=True):
+            # The update may write over what is still on its way.
+            parcel = value.detach().clone()
+            for holder in holders:
+                if holder != self._rank:
+                    self._links.ties_out.send(holder, self._num_sent, [parcel])
+                    self._links.ties_in.expect(self._key(self._num_sent, holder), holder)
+            self._num_sent += 1
+
+    def _receive(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
+        """For each tie what its holders sent, in their order."""
+        found = []
+        for value, (_, holders) in zip(own, self._copies, strict=True):
+            found.append([value if each == self._rank else self._take(each) for each in holders])
+            self._num_added += 1
+        return found
+
+    def _take(self, holder: int) -> Tensor:
+        message = self._links.ties_in.take(self._key(self._num_added, holder), what="a tied parameter's gradient")
+        (tensor,) = message.tensors
+        assert tensor is not None
+        return tensor
+
+    def _key(self, number: int, holder: int) -> int:
+        return number * self._links.num_ranks + holder
+
+
+def find_ties(stages: Sequence[nn.Module | None]) -> list[Tie]:
+    """Parameters that are in more than one of the stages given."""
+    places: dict[nn.Parameter, list[tuple[int, str]]] = {}
+    for number, stage in enumerate(stages):
+        for name, parameter in () if stage is None else stage.named_parameters():
+            places.setdefault(parameter, []).append((number, name))
+    return [copies for copies in places.values() if len(copies) > 1]
+
+
+def check_copies(ties: Sequence[Tie], modules: Mapping[int, nn.Module]) -> None:
+    """Every copy held here must be there; copies on one rank must be one Parameter."""
+    for stage, name in (copy for tie in ties for copy in tie):
+        if stage in modules and name not in (names := dict(modules[stage].named_parameters(remove_duplicate=False))):
+            raise MethodError(
+                f"a tie must name a parameter of its stage, but stage {stage} has no '{name}'; it has "
+                f"{', '.join(list(names)[:5])} ..."
+            )
+    for tie in ties:
+        if len(copies := _copies(tie, modules)) > 1:
+            raise MethodError(
+                f"copies of a tied parameter on one rank must be one and the same Parameter, but {list(tie)} are "
+                f"{len(copies)} different ones; assign one to the other before the pipeline is made"
+            )
+
+
+def _copies(tie: Tie, modules: Mapping[int, nn.Module]) -> list[nn.Parameter]:
+    """The copies held here; one that has two names counts once."""
+    found = [modules[stage].get_parameter(name) for stage, name in tie if stage in modules]
+    return list({id(parameter): parameter for parameter in found}.values())

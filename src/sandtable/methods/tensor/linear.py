@@ -1,0 +1,106 @@
+"""Linear layers of which each rank holds a slice: by columns (outputs) or by rows (inputs).
+
+    Y = X A:      A = [A_1 A_2]           X is whole, each rank makes its columns of Y
+    Z = Y B:      B = [B_1; B_2]          each rank has its columns of Y, Z = Y_1 B_1 + Y_2 B_2 is a sum over ranks
+
+What lies between the two (GeLU, the attention of one head) needs no other rank. Both are made from an unsplit
+`nn.Linear`, or a `Conv1D` as GPT-2 has it, whose weight is transposed; the slice is of the same form, under the same
+names. Where the ranks meet is not the layer's business: it is given a gate to `enter` or to `leave` by.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sandtable.errors import MethodError
+from sandtable.methods.tensor.group import TensorGroup
+from sandtable.methods.tensor.layout import Layout
+from sandtable.methods.tensor.operators import copy, reduce
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "is_layer"]
+
+Gate = Callable[[Tensor], Tensor]
+
+
+class ColumnParallelLinear(nn.Module):
+    """This rank's outputs of a linear layer. The input is whole; the output is this rank's share.
+
+    `parts`: how many matrices are fused in the layer, one after the other (3 for [q k v]); each is split.
+    """
+
+    def __init__(
+        self, linear: nn.Module, group: TensorGroup, *, enter: Gate | None = None, parts: int = 1, name: str = "linear"
+    ) -> None:
+        super().__init__()
+        weight, bias = _parameters(linear, name)
+        self.is_transposed = _is_transposed(linear)
+        self.layouts = {"weight": Layout(dim=1 if self.is_transposed else 0, parts=parts)}
+        self.weight = _slice(weight, self.layouts["weight"], group, f"the outputs of {name}")
+        self.bias: nn.Parameter | None = None
+        if bias is not None:
+            self.layouts["bias"] = Layout(dim=0, parts=parts)
+            self.bias = _slice(bias, self.layouts["bias"], group, f"the outputs of {name}")
+        self.enter: Gate = partial(copy, group=group) if enter is None else enter
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., inputs] on every rank to [..., outputs / ranks]."""
+        return F.linear(self.enter(inputs), self.weight.t() if self.is_transposed else self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return _describe(self.weight, self.is_transposed, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """This rank's part of the sum that a linear layer is. The input is this rank's share; the output is whole.
+
+    The bias is held by every rank and added after the sum, so that it counts once.
+    """
+
+    def __init__(
+        self, linear: nn.Module, group: TensorGroup, *, leave: Gate | None = None, name: str = "linear"
+    ) -> None:
+        super().__init__()
+        weight, bias = _parameters(linear, name)
+        self.is_transposed = _is_transposed(linear)
+        self.layouts = {"weight": Layout(dim=0 if self.is_transposed else 1)}
+        self.weight = _slice(weight, self.layouts["weight"], group, f"the inputs of {name}")
+        self.bias = bias
+        self.leave: Gate = partial(reduce, group=group) if leave is None else leave
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., inputs / ranks] to [..., outputs] on every rank."""
+        outputs = self.leave(F.linear(inputs, self.weight.t() if self.is_transposed else self.weight))
+        return outputs if self.bias is None else outputs + self.bias
+
+    def extra_repr(self) -> str:
+        return _describe(self.weight, self.is_transposed, self.bias)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether it is an unsplit linear layer."""
+    return isinstance(module, nn.Linear) or _is_transposed(module)
+
+
+def _parameters(linear: nn.Module, name: str) -> tuple[nn.Parameter, nn.Parameter | None]:
+    if not is_layer(linear):
+        raise MethodError(
+            f"a layer split by columns or rows must be an nn.Linear or a Conv1D, but {name} is a "
+            f"{type(linear).__name__}; leave it out of the plan, or split the linear layers inside it"
+        )
+    return linear.weight, linear.bias  # type: ignore[return-value]
+
+
+def _is_transposed(linear: nn.Module) -> bool:
+    """Conv1D of transformers keeps its weight as [inputs, outputs]; known by name, to need no import."""
+    return type(linear).__name__ == "Conv1D"
+
+
+def _slice(parameter: nn.Parameter, layout: Layout, group: TensorGroup, what: str) -> nn.Parameter:
+    return nn.Parameter(layout.take(parameter.detach(), group, what), requires_grad=parameter.requires_grad)
+
+
+def _describe(weight: Tensor, is_transposed: bool, bias: Tensor | None) -> str:
+    outputs, inputs = weight.shape[::-1] if is_transposed else weight.shape
+    return f"in_features={inputs}, out_features={outputs}, bias={bias is not None}"

@@ -1,0 +1,71 @@
+"""Sequence parallelism: between two modules of a model each rank keeps its share of the tokens.
+
+What lies there beside the split layers (norms, residuals, dropout, biases added once) treats every token by itself, so
+a rank does it for its own tokens only: less memory, and no work done N times. Parameters there are on all ranks but saw
+some of the tokens, so their gradients are parts of a sum, which `sum_gradients` adds up.
+
+Korthikanti et al. 2022 (arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from sandtable.errors import MethodError
+from sandtable.methods.tensor import operators
+from sandtable.methods.tensor.group import TensorGroup
+from sandtable.methods.tensor.region import Region
+from sandtable.methods.tensor.styles import change_first
+
+__all__ = ["share_tokens", "sum_gradients"]
+
+
+def share_tokens(modules: list[nn.Module], region: Region) -> None:
+    """Split the tokens of the first module's first argument; put those of the last one's output together."""
+    first, last = modules[0], modules[-1]
+    if first in modules[1:] or last in modules[:-1]:
+        raise MethodError(
+            "the first and the last module of a sequence must stand in the model once, but one of them "
+            f"({type(last).__name__}) has several names; copy it, or use sequence_parallel=False"
+        )
+    first.register_forward_pre_hook(partial(_split, region), with_kwargs=True, prepend=True)
+    last.register_forward_hook(partial(_join, region))
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], group: TensorGroup) -> None:
+    """Add up over the ranks what every backward pass brings these parameters, before it is added to `grad`."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_hook(group.all_reduce)  # type: ignore[no-untyped-call]
+
+
+def _split(
+    region: Region, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    group, dim = region.group, region.sequence_dim
+    assert dim is not None
+
+    def split(tensor: Tensor) -> Tensor:
+        length = tensor.size(dim)
+        if length % group.size:
+            raise MethodError(
+                f"the number of ranks ({group.size}) must divide the number of tokens of a sequence, but got {length} "
+                f"in dim {dim}; pad them to {-(-length // group.size) * group.size}, give sequence_dim if it is "
+                "another dim, or use sequence_parallel=False"
+            )
+        region.randomness.enter(tensor.device)
+        return operators.split(tensor, group, dim)
+
+    return change_first(split, args, kwargs)
+
+
+def _join(region: Region, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    assert region.sequence_dim is not None
+    region.randomness.leave()
+    tokens, *others = output if isinstance(output, tuple) else (output,)
+    joined = operators.join(tokens, region.group, region.sequence_dim)
+    return (joined, *others) if isinstance(output, tuple) else joined

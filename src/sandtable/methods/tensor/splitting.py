@@ -1,0 +1,145 @@
+"""Splitting: the plan, carried out on a model.
+
+Each module that has a style is replaced in its parent. Parameters that were one before (an embedding and the head tied
+to it) are one afterwards. Parameters that stay whole but see only a share of the work (some heads, some tokens) get
+their gradients summed.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from sandtable.errors import MethodError
+from sandtable.methods.tensor.dropout import Randomness
+from sandtable.methods.tensor.group import TensorGroup
+from sandtable.methods.tensor.layout import Layout
+from sandtable.methods.tensor.linear import RowParallelLinear, is_layer
+from sandtable.methods.tensor.plan import Plan
+from sandtable.methods.tensor.region import Region
+from sandtable.methods.tensor.sequence import share_tokens, sum_gradients
+from sandtable.methods.tensor.styles import Heads, Site
+
+__all__ = ["split_model"]
+
+
+def split_model(model: nn.Module, plan: Plan, group: TensorGroup, *, sequence_dim: int | None) -> dict[str, Layout]:
+    """Split it in place, tokens along `sequence_dim` unless None; give the layouts of what was split, by name."""
+    styles = plan.choose(model)
+    shared_out = [] if sequence_dim is None else plan.modules_of_sequence(model)
+    if sequence_dim is not None and not shared_out:
+        raise MethodError(
+            f"sequence parallelism must find the modules between which tokens are shared out, but {plan.sequence} fit "
+            f"none of {type(model).__name__}; name them in Plan(..., sequence=...), or use sequence_parallel=False"
+        )
+    heads = [name for name, style in styles.items() if isinstance(style, Heads)]
+    places = _Places(group, shared_out, sequence_dim, heads)
+    slices = _Slices()
+    replacements: dict[nn.Module, nn.Module] = {}
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        if module not in replacements:  # a module may have several names
+            replacement = style.split(places.site(name, module))
+            replacement.train(module.training)
+            if replacement is not module:
+                slices.note(name, module, replacement)
+            replacements[module] = replacements[replacement] = replacement
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, replacements[module])
+    slices.tie(model)
+    sum_gradients(_see_a_share(model, slices, shared_out, heads), group)
+    if shared_out:
+        share_tokens([model.get_submodule(name) for name in shared_out], places.among_shares)
+    return slices.layouts_by_name(model)
+
+
+class _Places:
+    """For each module, the region at whose border it stands, and the way in."""
+
+    def __init__(self, group: TensorGroup, shared_out: list[str], sequence_dim: int | None, heads: list[str]) -> None:
+        randomness = Randomness(group)
+        self.among_shares = Region(group, randomness, sequence_dim=sequence_dim)
+        self._among_all_tokens = Region(group, randomness)
+        self._shared_out = shared_out
+        self._heads = heads
+
+    def site(self, name: str, module: nn.Module) -> Site:
+        region = self.among_shares if _is_under(name, self._shared_out) else self._among_all_tokens
+        is_in_already = _is_under(name.rpartition(".")[0], self._heads)
+        return Site(name=name, module=module, region=region, enter=_stay if is_in_already else region.enter)
+
+
+class _Slices:
+    """Which parameter took the place of which, and how it was cut."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[Tensor, Layout] = {}
+        self._slice_of: dict[Tensor, nn.Parameter] = {}
+        self._whole_of: dict[Tensor, nn.Parameter] = {}
+
+    def note(self, name: str, module: nn.Module, replacement: nn.Module) -> None:
+        for prefix, part in replacement.named_modules():
+            for key, layout in getattr(part, "layouts", {}).items():
+                share = getattr(part, key)
+                if share is not None:
+                    whole = module.get_submodule(prefix).get_parameter(key)
+                    self._note(name, whole, share, layout)
+
+    def _note(self, name: str, whole: nn.Parameter, share: nn.Parameter, layout: Layout) -> None:
+        first = self._slice_of.setdefault(whole, share)
+        self._whole_of[share] = whole
+        if self.layouts.setdefault(first, layout) != layout:
+            raise MethodError(
+                f"layers that share a parameter must split it alike, but {name} splits it by {layout} and another by "
+                f"{self.layouts[first]}; give both the same style, or leave both whole"
+            )
+
+    def tie(self, model: nn.Module) -> None:
+        """Wherever a whole parameter, or another slice of it, is still in use, the one slice takes its place."""
+        for name, module in model.named_modules():
+            for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                if parameter in self._slice_of:
+                    _check_only_holds(module, f"{name}.{key}")
+                one = self._slice_of.get(self._whole_of.get(parameter, parameter))
+                if one is not None and one is not parameter:
+                    module.register_parameter(key, one)
+
+    def layouts_by_name(self, model: nn.Module) -> dict[str, Layout]:
+        named = model.named_parameters(remove_duplicate=False)
+        return {name: self.layouts[parameter] for name, parameter in named if parameter in self.layouts}
+
+
+def _see_a_share(model: nn.Module, slices: _Slices, shared_out: list[str], heads: list[str]) -> Iterable[nn.Parameter]:
+    """Parameters that are whole on every rank, but are used there for some of the tokens or of the heads only."""
+    seen: dict[nn.Parameter, set[bool]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        # The bias of a row-parallel layer is added after the sum over the heads, so it belongs outside.
+        is_inside = _is_under(name, shared_out) or (
+            _is_under(name, heads) and not isinstance(module, RowParallelLinear)
+        )
+        for key, parameter in module.named_parameters(recurse=False):
+            if parameter not in slices.layouts:
+                seen.setdefault(parameter, set()).add(is_inside)
+                if len(seen[parameter]) > 1:
+                    raise MethodError(
+                        f"a parameter that stays whole must not be used both inside and outside split work, but "
+                        f"{name}.{key} is; make it two parameters"
+                    )
+    return [parameter for parameter, inside in seen.items() if inside == {True}]
+
+
+def _check_only_holds(module: nn.Module, name: str) -> None:
+    """A layer that was left whole would compute with the slice; a module that is no layer just has it."""
+    if is_layer(module) or isinstance(module, nn.Embedding):
+        raise MethodError(
+            f"layers that share a parameter must split it alike, but {name} is left whole and another layer splits "
+            "it; give both the same style, or leave both whole"
+        )
+
+
+def _is_under(name: str, roots: list[str]) -> bool:
+    """Whether the module of this name is one of `roots` or inside one."""
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
+def _stay(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,71 @@
+"""Stages are any modules, and the model may return anything."""
+
+import pytest
+import torch
+from tests.methods.pipeline.odd_stages import loss, make
+from tests.methods.pipeline.training import batches, momentum
+from tests.methods.processes import run
+from torch import nn
+
+from sandtable.methods.pipeline import Flush, PipeDream, Pipeline
+
+
+def train(schedule, recompute):
+    """Drained after each minibatch, asynchronous training is that of one process, too."""
+    pipeline = Pipeline(make(), momentum, loss=loss, schedule=schedule, recompute=recompute, timeout_s=40)
+    for inputs, targets in batches(4):
+        pipeline.step(inputs, {"classes": targets})
+        pipeline.synchronize()
+    answers = [pipeline.predict(inputs) for inputs, _ in batches(2, first=50)]
+    is_training = all(each.training for module in pipeline.modules.values() for each in module.modules())
+    pipeline.close()
+    values = {
+        f"{stage}.{name}": value
+        for stage, module in pipeline.modules.items()
+        for name, value in module.state_dict().items()
+    }
+    return values, answers, is_training
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"), [(PipeDream(), False), (PipeDream(), True), (Flush(1), True)], ids=str
+)
+def test_awkward_stages_train_and_predict_as_in_one_process(schedule, recompute):
+    model = nn.Sequential(*make())
+    own = momentum([each for each in model.parameters() if each.requires_grad])
+    for inputs, targets in batches(4):
+        own.zero_grad()
+        loss(chained(model, inputs), {"classes": targets}).backward()
+        own.step()
+    model.eval()
+    expected = model.state_dict()
+    first, last = run(2, train, schedule, recompute)
+    for name, value in {**first[0], **last[0]}.items():
+        assert torch.allclose(value.double(), expected[name].double(), atol=1e-6), name
+    assert first[1] == [None, None]
+    for answer, (inputs, _) in zip(last[1], batches(2, first=50), strict=True):
+        assert torch.allclose(answer["logits"], chained(model, inputs)["logits"], atol=1e-6)
+    assert first[2]
+    assert last[2]
+
+
+def chained(model, inputs):
+    first, second = model
+    return second(*first(inputs))
+
+
+def predict_twice():
+    pipeline = Pipeline(make(), momentum, loss=loss, schedule=PipeDream(), replicas=(2, 1), timeout_s=40)
+    for inputs, targets in batches(5):
+        pipeline.step(inputs, {"classes": targets})
+    ((inputs, _),) = batches(1, first=50)
+    answers = [pipeline.predict(inputs) for _ in range(2)]
+    pipeline.close()
+    return answers, next(iter(pipeline.modules.values())).state_dict()
+
+
+def test_replicas_predict_the_same_since_their_statistics_are_averaged():
+    (_, one), (_, other), (answers, _) = run(3, predict_twice)
+    assert torch.equal(answers[0]["logits"], answers[1]["logits"])
+    assert torch.equal(one["norm.running_mean"], other["norm.running_mean"])
+    assert one["norm.running_mean"].abs().max() > 0
