@@ -240,7 +240,7 @@ def run_cut_off_worker(port: int, exchange: ParameterServer, sync: object) -> Se
         for step in range(6):
             loss_of(model, 1, 2).backward()
             if step == 3:
-                for link in client._links:
+                for link in client._lines.links:
                     link._drop()
                 wait_until(store, "steps-0", 15)
                 store.add("back", 1)

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from sandtable.errors import MethodError
-from sandtable.methods.distbelief.clerk import Caller, RefusedError
 from sandtable.methods.distbelief.dispatcher import Dispatcher
 from sandtable.methods.distbelief.portions import Portions
+from sandtable.methods.distbelief.sessions import Caller
 from sandtable.methods.distbelief.settings import Sandblaster
+from sandtable.methods.server.clerk import RefusedError
 from sandtable.methods.server.message import Kind, MalformedError, Message
 
 FIRST, SECOND = Caller(1, "a"), Caller(2, "b")

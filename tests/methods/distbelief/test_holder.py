@@ -8,12 +8,13 @@ from torch import nn
 
 from sandtable.errors import MethodError
 from sandtable.methods import Checkpoints
-from sandtable.methods.distbelief.clerk import Caller, RefusedError
 from sandtable.methods.distbelief.holder import Holder
 from sandtable.methods.distbelief.keeper import Keeper
 from sandtable.methods.distbelief.operations import Operation, copy, dot, scale, zero
+from sandtable.methods.distbelief.sessions import Caller
 from sandtable.methods.distbelief.settings import Sandblaster
 from sandtable.methods.distbelief.vectors import Vectors
+from sandtable.methods.server.clerk import RefusedError
 from sandtable.methods.server.coding import Decoder
 from sandtable.methods.server.message import Kind, MalformedError, Message
 from sandtable.methods.server.plan import Plan

@@ -8,9 +8,10 @@ import time
 from typing import Any
 
 from sandtable.errors import MethodError
-from sandtable.methods.distbelief.clerk import Caller, Clerk, RefusedError, Reply
 from sandtable.methods.distbelief.portions import Portions
+from sandtable.methods.distbelief.sessions import Caller, SessionClerk
 from sandtable.methods.distbelief.settings import COORDINATOR
+from sandtable.methods.server.clerk import RefusedError, Reply
 from sandtable.methods.server.listening import FAREWELL_S
 from sandtable.methods.server.message import Kind, MalformedError, Message
 from sandtable.methods.server.service import Identity
@@ -20,7 +21,7 @@ __all__ = ["Dispatcher"]
 Report = tuple[int, str]
 
 
-class Dispatcher(Clerk):
+class Dispatcher(SessionClerk):
     """Hands out the portions of the evaluation that is open; "" is none."""
 
     def __init__(self, portions: Portions, *, identity: Identity, timeout_s: float) -> None:

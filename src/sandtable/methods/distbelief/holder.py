@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from sandtable.methods.distbelief.clerk import Caller, Clerk, RefusedError, Reply
 from sandtable.methods.distbelief.intake import Intake
 from sandtable.methods.distbelief.keeper import Keeper
 from sandtable.methods.distbelief.operations import Operation
+from sandtable.methods.distbelief.sessions import Caller, SessionClerk
 from sandtable.methods.distbelief.settings import COORDINATOR
 from sandtable.methods.distbelief.vectors import Vectors
+from sandtable.methods.server.clerk import RefusedError, Reply
 from sandtable.methods.server.coding import Decoder
 from sandtable.methods.server.message import Kind, MalformedError, Message
 from sandtable.methods.server.service import Identity
@@ -25,7 +26,7 @@ from sandtable.methods.server.service import Identity
 __all__ = ["Holder"]
 
 
-class Holder(Clerk):
+class Holder(SessionClerk):
     """State of one shard and the answer to each kind of message."""
 
     def __init__(

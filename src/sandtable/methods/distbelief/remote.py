@@ -1,7 +1,6 @@
 """The space whose shards are servers: operations go out by name, parts of dot products come back."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from sandtable.errors import MethodError
@@ -9,53 +8,18 @@ from sandtable.methods.distbelief.operations import Operation
 from sandtable.methods.distbelief.settings import COORDINATOR, Sandblaster
 from sandtable.methods.distbelief.space import Space
 from sandtable.methods.server.directory import Directory
+from sandtable.methods.server.lines import Answer, Lines
 from sandtable.methods.server.link import Link, Traffic
 from sandtable.methods.server.message import Kind
 
-__all__ = ["Lines", "RemoteSpace", "ShardRestartedError"]
+__all__ = ["RemoteSpace", "ShardRestartedError"]
 
 _LIMIT_BYTES = 1 << 20
 """Of answers to the coordinator: numbers and notes."""
 
-Answer = dict[str, Any]
-
 
 class ShardRestartedError(Exception):
     """A shard has lost what it held. All have to go back to a checkpoint."""
-
-
-class Lines:
-    """Links to all shards, asked at the same time."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self.links = links
-        self._threads = ThreadPoolExecutor(len(links), thread_name_prefix="shard")
-
-    def ask(self, request: Callable[[int, Link], Answer]) -> list[Answer]:
-        """All answers, in the shards' order. If a link fails, all are closed: nobody can go on without a shard."""
-        futures = [self._threads.submit(request, shard, link) for shard, link in enumerate(self.links)]
-        ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in ended:
-            error = future.exception()
-            if error is not None:
-                self.close()
-                raise error
-        return [future.result() for future in futures]
-
-    @property
-    def traffic(self) -> Traffic:
-        each = [link.traffic for link in self.links]
-        return Traffic(
-            num_messages=sum(one.num_messages for one in each),
-            sent_bytes=sum(one.sent_bytes for one in each),
-            received_bytes=sum(one.received_bytes for one in each),
-            num_connections=sum(one.num_connections for one in each),
-        )
-
-    def close(self) -> None:
-        for link in self.links:
-            link.close()
-        self._threads.shutdown(wait=False)
 
 
 class _FromCoordinator(Link):

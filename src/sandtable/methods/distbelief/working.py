@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from sandtable.errors import MethodError
-from sandtable.methods.distbelief.remote import Lines
 from sandtable.methods.distbelief.settings import Sandblaster
 from sandtable.methods.server.coding import limit_bytes
 from sandtable.methods.server.directory import Directory, directory_for
+from sandtable.methods.server.lines import Lines
 from sandtable.methods.server.link import Link, Traffic
 from sandtable.methods.server.message import Kind
 from sandtable.methods.server.plan import Plan

@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,6 +27,7 @@ from sandtable.errors import MethodError
 from sandtable.methods.server.coding import Encoder, SettingsOfCodec, expected_bytes, limit_bytes, lossy
 from sandtable.methods.server.directory import directory_for
 from sandtable.methods.server.discipline import check_sync
+from sandtable.methods.server.lines import Answer, Lines
 from sandtable.methods.server.link import Link
 from sandtable.methods.server.message import Kind
 from sandtable.methods.server.plan import Plan
@@ -36,8 +36,6 @@ from sandtable.methods.server.settings import ParameterServer
 from sandtable.methods.server.tables import Tables
 
 __all__ = ["ServerClient", "ServerCounters", "StepCost"]
-
-Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,26 +100,27 @@ class ServerClient:
             for shard, parts in enumerate(self._plan.shards)
         ]
         directory, session = directory_for(exchange, store), uuid.uuid4().hex
-        self._links = [
-            Link(
-                directory,
-                Identity(shard=shard, digest=self._plan.digest, sync=repr(sync), compression=repr(compression)),
-                worker=self.worker,
-                session=session,
-                timeout_s=exchange.timeout_s,
-                limit_bytes=limit_bytes(parts),
-            )
-            for shard, parts in enumerate(self._plan.shards)
-        ]
-        self._threads = ThreadPoolExecutor(len(self._links), thread_name_prefix="shard")
+        self._lines = Lines(
+            [
+                Link(
+                    directory,
+                    Identity(shard=shard, digest=self._plan.digest, sync=repr(sync), compression=repr(compression)),
+                    worker=self.worker,
+                    session=session,
+                    timeout_s=exchange.timeout_s,
+                    limit_bytes=limit_bytes(parts),
+                )
+                for shard, parts in enumerate(self._plan.shards)
+            ]
+        )
         self._communication_s = self._waiting_s = 0.0
         self._num_pushes = self._num_pulls = self._num_late = self._largest_lead = 0
         self._is_over = False
-        welcomes = self._on_all(lambda shard: self._links[shard].open())
+        welcomes = self._on_all(lambda shard: self._lines.links[shard].open())
         self.clock = max(welcome["clock"] for welcome in welcomes)
         self._barrier = welcomes[0]["barrier"]
         self._align()
-        self._clocks = [self.clock] * len(self._links)
+        self._clocks = [self.clock] * self.num_shards
         self.pull()
         # Until now it waited for servers to start, which is nobody's communication.
         self._communication_s = self._waiting_s = 0.0
@@ -129,17 +128,17 @@ class ServerClient:
 
     @property
     def counters(self) -> ServerCounters:
-        traffic = [link.traffic for link in self._links]
+        traffic = self._lines.traffic
         return ServerCounters(
-            num_messages=sum(one.num_messages for one in traffic),
-            sent_bytes=sum(one.sent_bytes for one in traffic),
-            received_bytes=sum(one.received_bytes for one in traffic),
+            num_messages=traffic.num_messages,
+            sent_bytes=traffic.sent_bytes,
+            received_bytes=traffic.received_bytes,
             communication_s=self._communication_s,
             waiting_s=self._waiting_s,
             num_pushes=self._num_pushes,
             num_pulls=self._num_pulls,
             num_late=self._num_late,
-            num_reconnections=sum(one.num_connections - 1 for one in traffic),
+            num_reconnections=traffic.num_connections - self.num_shards,
             largest_lead=self._largest_lead,
         )
 
@@ -160,7 +159,7 @@ class ServerClient:
 
     @property
     def num_shards(self) -> int:
-        return len(self._links)
+        return len(self._lines.links)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -203,12 +202,12 @@ class ServerClient:
             **self._options(),
         }
         into = self._tables.arrival(shard) if pull else None
-        self._links[shard].request(Kind.PUSH, fields, payload, clock=self._clocks[shard], into=into)
+        self._lines.links[shard].request(Kind.PUSH, fields, payload, clock=self._clocks[shard], into=into)
         self._clocks[shard] += 1
 
     def pull_shard(self, shard: int) -> None:
         """Take the weights of one shard, as `push_shard` does."""
-        self._links[shard].request(Kind.PULL, {}, clock=self._clocks[shard], into=self._tables.arrival(shard))
+        self._lines.links[shard].request(Kind.PULL, {}, clock=self._clocks[shard], into=self._tables.arrival(shard))
 
     def pull_after(self, num_updates: int, *, of_worker: int) -> None:
         """Put the servers' weights into the model when every shard has had so many updates, all by `of_worker`.
@@ -237,16 +236,14 @@ class ServerClient:
         """Say that this worker has finished. Nobody waits for it any more; servers return when all have said so."""
         if self._is_over:
             return
-        for shard in range(len(self._links)):
+        for shard in range(self.num_shards):
             self._request(shard, Kind.DONE, {})
         self.close()
 
     def close(self) -> None:
         """Hang up without a word: servers count this worker as lost, and go on without it."""
         self._is_over = True
-        for link in self._links:
-            link.close()
-        self._threads.shutdown(wait=False)
+        self._lines.close()
         atexit.unregister(self._at_exit)
 
     def state_dict(self) -> dict[str, Any]:
@@ -329,21 +326,18 @@ class ServerClient:
         payload: Sequence[memoryview] = (),
         into: memoryview | None = None,
     ) -> Answer:
-        return self._links[shard].request(kind, fields, payload, clock=self.clock, into=into)
+        return self._lines.links[shard].request(kind, fields, payload, clock=self.clock, into=into)
 
     def _on_all(self, ask: Callable[[int], Answer]) -> list[Answer]:
         """Ask all servers at the same time. If one fails the others are hung up on: the worker cannot go on."""
         if self._is_over:
             raise MethodError("a worker that is done must not exchange any more; make a new ServerClient to join again")
         start = time.perf_counter()
-        futures = [self._threads.submit(ask, shard) for shard in range(len(self._links))]
-        ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in ended:
-            error = future.exception()
-            if error is not None:
-                self.close()
-                raise error
-        answers = [future.result() for future in futures]
+        try:
+            answers = self._lines.ask(lambda shard, _: ask(shard))
+        except Exception:
+            self.close()
+            raise
         waited_s = max((answer.get("waited_s", 0.0) for answer in answers), default=0.0)
         self._waiting_s += waited_s
         self._communication_s += time.perf_counter() - start - waited_s

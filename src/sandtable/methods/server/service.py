@@ -5,33 +5,24 @@ vault.
 Receiving, decoding and sending happen outside the lock; updating and copying the weights inside.
 """
 
-import contextlib
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from sandtable.methods.server.checkpoint import write_checkpoint
+from sandtable.methods.server.clerk import Clerk, RefusedError, Reply
 from sandtable.methods.server.coding import Decoder
 from sandtable.methods.server.discipline import Discipline
 from sandtable.methods.server.members import Member, Members, State
 from sandtable.methods.server.message import Channel, Kind, MalformedError, Message
-from sandtable.methods.server.shard import Shard, raw_bytes
+from sandtable.methods.server.shard import Shard
 
 __all__ = ["PROTOCOL", "Identity", "Service", "Tally"]
 
 PROTOCOL = 1
-
-Reply = tuple[dict[str, Any], Sequence[Tensor]]
-
-
-class _RefusedError(Exception):
-    """A request that cannot be granted. The reason is the worker's to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +70,15 @@ class Tally:
     joined: list[int] = field(default_factory=list)
 
 
-class Service:
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A worker, and the connection over which it speaks."""
+
+    member: Member
+    channel: Channel
+
+
+class Service(Clerk[_Visit]):
     """State of one server and the answer to each kind of message."""
 
     def __init__(
@@ -92,45 +91,21 @@ class Service:
         identity: Identity,
         timeout_s: float,
     ) -> None:
+        super().__init__(timeout_s=timeout_s)
         self._shard = shard
         self._members = members
         self._discipline = discipline
         self._decoder = decoder
         self._identity = identity
-        self._timeout_s = timeout_s
-        self._channels: dict[int, Channel] = {}
-        self._is_open = True
         self._saved_version = shard.version
         self._path: Path | None = None
         self._every = 0
-        self.changed = threading.Condition()
-        self.failure: BaseException | None = None
         self.tally = Tally()
 
     def keep(self, path: Path, *, every: int) -> None:
         """Write a checkpoint to `path` now if there is none, and before every `every`-th update is acknowledged."""
         self._path, self._every = path, every
         self.save()
-
-    def attend(self, channel: Channel) -> None:
-        """Serve one connection until it ends. Runs in a thread of its own."""
-        member: Member | None = None
-        try:
-            first = channel.receive(wait_s=self._timeout_s)
-            if first is not None:
-                member = self._admit(first, channel)
-                while (message := channel.receive()) is not None:
-                    self._respond(channel, member, message)
-        except (MalformedError, _RefusedError) as reason:
-            self._refuse(channel, str(reason))
-        except OSError:
-            pass  # The connection is gone; so is the worker, until it comes back.
-        except Exception as error:
-            self._fail(error)
-            self._refuse(channel, f"the server failed: {type(error).__name__}: {error}")
-        finally:
-            self._part(member, channel)
-            channel.close()
 
     def tick(self, *, expect: bool) -> None:
         """With the lock held: stop expecting workers that have not appeared, when their time is over."""
@@ -147,15 +122,6 @@ class Service:
         self.tally.num_checkpoints += 1
         self.tally.checkpoint_s += time.perf_counter() - start
 
-    def close(self) -> None:
-        """End every connection; threads that wait give up."""
-        with self.changed:
-            self._is_open = False
-            channels = list(self._channels.values())
-            self.changed.notify_all()
-        for channel in channels:
-            channel.close()
-
     def _state(self) -> dict[str, Any]:
         return {
             "digest": self._identity.digest,
@@ -169,25 +135,20 @@ class Service:
 
     # Coming and going
 
-    def _admit(self, message: Message, channel: Channel) -> Member:
-        if message.kind is not Kind.HELLO:
-            raise MalformedError(f"the first message must be HELLO, but is {message.kind.name}")
-        worker, session = message.integer("worker"), message.text("session")
-        objection = self._identity.objection(message)
+    def admit(self, hello: Message, channel: Channel) -> _Visit:
+        worker, session = hello.integer("worker"), hello.text("session")
+        objection = self._identity.objection(hello)
         if objection is not None:
-            raise _RefusedError(objection)
-        returns = message.fields.get("clock") is not None
+            raise RefusedError(objection)
+        returns = hello.fields.get("clock") is not None
         with self.changed:
             member = self._members[worker]
             if returns and member.state is State.PRESENT and member.session not in ("", session):
-                raise _RefusedError(f"worker {worker} has been replaced by another process; give each its own number")
-            before = self._channels.get(worker)
-            if before is not None:
-                before.close()
-            self._channels[worker] = channel
+                raise RefusedError(f"worker {worker} has been replaced by another process; give each its own number")
+            self.seat(worker, channel)
             if returns:
                 known = member.clock if member.session == session else 0
-                member.clock = max(known, message.integer("clock"))
+                member.clock = max(known, hello.integer("clock"))
             else:
                 member.clock = self._discipline.entry_clock()
                 # Who was expected from the start has yet to reach the barrier at which others wait for it.
@@ -198,21 +159,20 @@ class Service:
             answer = {"clock": member.clock, "version": self._shard.version, "barrier": member.barrier}
             self._settle()
         channel.send(Kind.ANSWER, answer)
-        return member
+        return _Visit(member, channel)
 
-    def _part(self, member: Member | None, channel: Channel) -> None:
-        with self.changed:
-            self.tally.num_messages += channel.num_sent + channel.num_received
-            self.tally.sent_bytes += channel.sent_bytes
-            self.tally.received_bytes += channel.received_bytes
-            if member is not None and self._channels.get(member.worker) is channel:
-                del self._channels[member.worker]
-                # When the server itself hangs up, workers are not lost: its next life expects them.
-                if self._is_open:
-                    if member.state is State.PRESENT:
-                        member.state = State.LOST
-                    self._settle()
-            self.changed.notify_all()
+    def leave(self, caller: _Visit | None, channel: Channel) -> None:
+        self.tally.num_messages += channel.num_sent + channel.num_received
+        self.tally.sent_bytes += channel.sent_bytes
+        self.tally.received_bytes += channel.received_bytes
+        if caller is None or self._channels.get(caller.member.worker) is not channel:
+            return
+        del self._channels[caller.member.worker]
+        # When the server itself hangs up, workers are not lost: its next life expects them.
+        if self._is_open:
+            if caller.member.state is State.PRESENT:
+                caller.member.state = State.LOST
+            self._settle()
 
     def _settle(self) -> None:
         """After any change: updates that have become due, a checkpoint if one is, and everybody looks again."""
@@ -221,13 +181,13 @@ class Service:
             if self._path is not None and self._shard.version - self._saved_version >= self._every:
                 self.save()
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         self.changed.notify_all()
 
     # Requests
 
-    def _respond(self, channel: Channel, member: Member, message: Message) -> None:
-        handlers: dict[Kind, Callable[[Channel, Member, Message], Reply]] = {
+    def answer(self, caller: _Visit, message: Message) -> Reply:
+        handlers: dict[Kind, Callable[[_Visit, Message], Reply]] = {
             Kind.JOIN: self._join,
             Kind.PUSH: self._push,
             Kind.PULL: self._pull,
@@ -237,16 +197,11 @@ class Service:
         handler = handlers.get(message.kind)
         if handler is None:
             raise MalformedError(f"a worker may not send {message.kind.name} to a parameter server")
-        try:
-            fields, weights = handler(channel, member, message)
-        except _RefusedError as reason:
-            # The request is refused, not the worker: it may ask again.
-            channel.send(Kind.REFUSAL, {"reason": str(reason)})
-            return
-        channel.send(Kind.ANSWER, fields, [raw_bytes(vector) for vector in weights])
+        return handler(caller, message)
 
-    def _join(self, channel: Channel, member: Member, message: Message) -> Reply:
+    def _join(self, visit: _Visit, message: Message) -> Reply:
         """Begin at `clock` or, if that is over, at the clock which is not."""
+        member = visit.member
         with self.changed:
             clock = message.integer("clock")
             if self._discipline.is_late(clock):
@@ -256,12 +211,13 @@ class Service:
             self._settle()
         return answer, ()
 
-    def _push(self, channel: Channel, member: Member, message: Message) -> Reply:
+    def _push(self, visit: _Visit, message: Message) -> Reply:
+        member = visit.member
         clock, patience_s = message.integer("clock"), message.number("patience_s")
         pulls = message.fields.get("pull") is True
         gradient = self._decoder.decode(message)
         with self.changed:
-            self._check_current(channel, member)
+            self._check_current(visit)
             # An older clock was applied already: the acknowledgement was lost, and is given again.
             if clock >= member.clock:
                 if self._discipline.is_late(clock):
@@ -278,33 +234,34 @@ class Service:
             def is_applied() -> bool:
                 return self._discipline.applied_clock(member) >= clock + 1
 
-            waited_s = self._wait(channel, member, is_applied, patience_s)
+            waited_s = self._wait(visit, is_applied, patience_s)
             if not pulls:
                 return {"version": self._shard.version, "waited_s": waited_s}, ()
-            return self._weights(channel, member, patience_s, waited_s)
+            return self._weights(visit, patience_s, waited_s)
 
-    def _pull(self, channel: Channel, member: Member, message: Message) -> Reply:
+    def _pull(self, visit: _Visit, message: Message) -> Reply:
         patience_s = message.number("patience_s")
         with self.changed:
-            self._check_current(channel, member)
+            self._check_current(visit)
             start = time.monotonic()
-            if "after" in message.fields and not self._reaches(message, channel, member, patience_s):
+            if "after" in message.fields and not self._reaches(message, visit, patience_s):
                 return {"early": True, "waited_s": time.monotonic() - start}, ()
-            return self._weights(channel, member, patience_s, time.monotonic() - start)
+            return self._weights(visit, patience_s, time.monotonic() - start)
 
-    def _reaches(self, message: Message, channel: Channel, member: Member, patience_s: float) -> bool:
+    def _reaches(self, message: Message, visit: _Visit, patience_s: float) -> bool:
         """Wait until there have been as many updates as asked for, or that worker makes no more; False if too long."""
         version, worker = message.integer("after"), message.integer("of_worker")
         deadline = time.monotonic() + patience_s
         while self._shard.version < version and self._members[worker].is_waited_for:
-            self._check_current(channel, member)
+            self._check_current(visit)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
             self.changed.wait(min(left_s, 1.0))
         return True
 
-    def _barrier(self, channel: Channel, member: Member, message: Message) -> Reply:
+    def _barrier(self, visit: _Visit, message: Message) -> Reply:
+        member = visit.member
         number, patience_s = message.integer("number"), message.number("patience_s")
         with self.changed:
             member.barrier = max(member.barrier, number)
@@ -313,21 +270,22 @@ class Service:
             def all_are_here() -> bool:
                 return all(other.barrier >= number for other in self._members.waited_for)
 
-            return {"waited_s": self._wait(channel, member, all_are_here, patience_s)}, ()
+            return {"waited_s": self._wait(visit, all_are_here, patience_s)}, ()
 
-    def _done(self, channel: Channel, member: Member, message: Message) -> Reply:
+    def _done(self, visit: _Visit, message: Message) -> Reply:
         with self.changed:
-            member.state = State.DONE
+            visit.member.state = State.DONE
             self._settle()
         return {}, ()
 
-    def _weights(self, channel: Channel, member: Member, patience_s: float, waited_s: float) -> Reply:
+    def _weights(self, visit: _Visit, patience_s: float, waited_s: float) -> Reply:
         """A copy of the weights, when the member may have them."""
+        member = visit.member
 
         def may_go_on() -> bool:
             return self._discipline.may_go_on(member)
 
-        waited_s += self._wait(channel, member, may_go_on, patience_s)
+        waited_s += self._wait(visit, may_go_on, patience_s)
         lead = max(0, member.clock - self._members.slowest)
         self.tally.largest_lead = max(self.tally.largest_lead, lead)
         member.version = self._shard.version
@@ -336,28 +294,28 @@ class Service:
 
     # Waiting
 
-    def _wait(self, channel: Channel, member: Member, is_ready: Callable[[], bool], patience_s: float) -> float:
+    def _wait(self, visit: _Visit, is_ready: Callable[[], bool], patience_s: float) -> float:
         """Give the lock up until `is_ready`; seconds that took. After `patience_s` say who was waited for."""
+        member = visit.member
         start = time.monotonic()
         while not is_ready():
-            self._check_current(channel, member)
+            self._check_current(visit)
             left_s = start + patience_s - time.monotonic()
             if left_s <= 0:
                 others = ", ".join(
                     f"worker {m.worker} (at step {m.clock}, {m.state.value})" for m in self._discipline.laggards(member)
                 )
-                raise _RefusedError(
+                raise RefusedError(
                     f"worker {member.worker} at step {member.clock} waited {patience_s:g} s for {others or 'others'}; "
                     "raise timeout_s, or stop the worker that hangs"
                 )
             self.changed.wait(min(left_s, 1.0))
         return time.monotonic() - start
 
-    def _check_current(self, channel: Channel, member: Member) -> None:
-        if self.failure is not None:
-            raise _RefusedError(f"the server failed: {type(self.failure).__name__}: {self.failure}")
-        if not self._is_open or self._channels.get(member.worker) is not channel:
-            raise ConnectionAbortedError("this connection has been replaced or the server is closing")
+    def _check_current(self, visit: _Visit) -> None:
+        self.check_open()
+        if self._channels.get(visit.member.worker) is not visit.channel:
+            raise ConnectionAbortedError("this connection has been replaced")
 
     def _note_delay(self, member: Member) -> None:
         """How many updates the weights have had since the worker took those its gradient belongs to."""
@@ -366,14 +324,7 @@ class Service:
         self.tally.total_delay += delay
         self.tally.largest_delay = max(self.tally.largest_delay, delay)
 
-    def _refuse(self, channel: Channel, reason: str) -> None:
+    def refuse(self, channel: Channel, reason: str) -> None:
         with self.changed:
             self.tally.num_refused += 1
-        # There may be nobody left to hear it.
-        with contextlib.suppress(OSError):
-            channel.send(Kind.REFUSAL, {"reason": reason})
-
-    def _fail(self, error: BaseException) -> None:
-        with self.changed:
-            self.failure = self.failure or error
-            self.changed.notify_all()
+        super().refuse(channel, reason)
