@@ -93,7 +93,14 @@ def test_fingerprint_changes_with_what_matters_and_only_then() -> None:
 
 def test_runs_stored_before_there_were_kinds_are_still_found() -> None:
     settings = StudySettings()
-    found = [settings.fingerprint(settings.methods[number]) for number in (0, 8)]
+    sparse = Method(
+        name="sparse",
+        sync="LocalSGD(period=16)",
+        exchange="Gossip()",
+        compression="Threshold(share=0.05)",
+        learning_rate=0.1,
+    )
+    found = [settings.fingerprint(method) for method in (settings.methods[0], sparse)]
     assert found == ["c94465e3", "5b840101"]
 
 
