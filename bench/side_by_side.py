@@ -2,6 +2,7 @@
 
     sudo python bench/side_by_side.py --data DATA                 # 4 and 8 hosts at 100 Mbit/s
     sudo python bench/side_by_side.py --data DATA --hosts 4 --only ddp bulk best
+    sudo python bench/side_by_side.py --data DATA --only-pairs    # whose step takes longer, a quarter of an hour
     sudo python bench/side_by_side.py --quick                     # 2 hosts, made-up images, a minute
 
 Every method trains the same network on the same images in the same order, with the same optimizer and a constant
@@ -10,13 +11,17 @@ half a point, is the target. Every other method trains until it is there, for th
 that of the mean of all replicas; while it is measured the clock stands still. Bytes are what the kernel counted on the
 hosts' cables.
 
+Machines have fast and slow minutes, so whose step takes longer is measured apart: each of ours and its counterpart
+train in turns in one job, a few steps each, and the ratio is the median over turns.
+
 torchft (LocalSGD, DiLoCo) and decent-dp are measured if they are installed, and left out with a word if not:
 `pip install -c constraints.txt torchft decent-dp`. The last line is a JSON object:
 
-rows      hosts, method, counterpart, seconds until the target was reached or it was given up, whether it was reached,
-          step_s, steps, accuracy, bytes that a host has sent
-slowest   the largest ratio of our time a step to the counterpart's
-speed_up  DDP's time to the target over the best method's, by number of hosts
+rows      hosts, method, seconds until the target was reached or it was given up, whether it was reached, step_s,
+          steps, accuracy, bytes that a host has sent
+pairs     hosts, method, counterpart, ratio of our time a step to the counterpart's in turns
+slowest   the largest of these ratios where the counterpart is torch's own
+speed_up  DDP's time to the target over that of the best of ours, by number of hosts
 """
 
 import argparse
@@ -31,6 +36,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -54,6 +60,8 @@ MBIT = 10**6 / 8
 RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
 PERIOD = 16
 """Steps between exchanges of all methods with local steps."""
+TURNS = 9
+"""How often two methods take turns, for a period each, after a first turn that does not count."""
 CABLES = Path("/sys/class/net")
 LIGHTHOUSE = 29510
 PATIENCE = timedelta(minutes=5)
@@ -87,6 +95,16 @@ class Outcome:
     accuracy: float
     reached: bool
     sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two methods that took turns: how much longer a step of ours takes."""
+
+    hosts: int
+    method: str
+    counterpart: str
+    ratio: float
 
 
 def network(num_classes: int, shape: tuple[int, int, int], seed: int) -> nn.Module:
@@ -222,7 +240,7 @@ def ring_gossip(model: nn.Module) -> Made:
     return ours(sync=methods.LocalSGD(1), exchange=methods.Gossip(matrix))(model)
 
 
-OUTER = methods.Nesterov()
+OUTER = methods.Nesterov(lr=1.0, momentum=0.6)
 KEPT: list[Any] = []
 """What must live as long as the process."""
 
@@ -247,8 +265,8 @@ OURS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
     "gossip": (ring_gossip, "decent-dp"),
     "best": (
         ours(
-            sync=methods.LocalSGD(PERIOD, outer=methods.Nesterov(lr=1.0, momentum=0.6)),
-            compression=methods.TopK(0.05, values="two-bit"),
+            sync=methods.LocalSGD(4),
+            compression=methods.TopK(0.1, values="two-bit"),
         ),
         "ddp",
     ),
@@ -262,40 +280,63 @@ def main() -> None:
         work(Settings(**json.loads(args.worker)))
         return
     rows: list[dict[str, Any]] = []
+    pairs: list[Pair] = []
     try:
         for hosts in args.hosts:
-            rows += side_by_side(hosts, args)
+            bandwidth = args.rate_mbit * MBIT
+            with Lab(Plan.uniform(hosts, bandwidth_bytes_per_s=bandwidth, cores=args.cores / hosts)) as lab:
+                pairs += in_turns(lab, hosts, args)
+                if not args.only_pairs:
+                    rows += side_by_side(lab, hosts, args)
     except SandtableError as error:
         sys.exit(f"bench/side_by_side.py: {error}")
-    print(json.dumps({"rows": rows, "slowest": slowest(rows), "speed_up": speed_ups(rows)}))
+    found = {
+        "rows": rows,
+        "pairs": [asdict(pair) for pair in pairs],
+        "slowest": max((pair.ratio for pair in pairs if THEIRS[pair.counterpart][1] == "torch"), default=None),
+        "speed_up": speed_ups(rows),
+    }
+    print(json.dumps(found))
 
 
-def side_by_side(hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+def in_turns(lab: Lab, hosts: int, args: argparse.Namespace) -> list[Pair]:
+    """Each of ours against its counterpart, if that is installed."""
+    pairs: list[Pair] = []
+    for name, (_, counterpart) in OURS.items():
+        if name == "best" or name not in args.only or not is_installed(counterpart):
+            continue
+        ratio = run(lab, f"{counterpart} {name}", None, args)["ratio"]
+        pairs.append(Pair(hosts=hosts, method=name, counterpart=counterpart, ratio=round(ratio, 3)))
+        print(f"{hosts} hosts  {name:18} {ratio:7.3f} of the time of {counterpart}", flush=True)
+    return pairs
+
+
+def is_installed(name: str) -> bool:
+    return name in OURS or importlib.util.find_spec(THEIRS[name][1]) is not None
+
+
+def side_by_side(lab: Lab, hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """All methods on one lab, DDP first."""
     rows: list[dict[str, Any]] = []
     target: float | None = None
-    with Lab(Plan.uniform(hosts, bandwidth_bytes_per_s=args.rate_mbit * MBIT, cores=args.cores / hosts)) as lab:
-        for name in ["ddp", *(one for one in [*THEIRS, *OURS] if one != "ddp" and one in args.only)]:
-            package = THEIRS[name][1] if name in THEIRS else "sandtable"
-            if importlib.util.find_spec(package) is None:
-                print(f"{hosts} hosts  {name:18} left out: {package} is not installed", flush=True)
-                continue
-            found = run(lab, name, target, args)
-            target = target if target is not None else found.accuracy - 0.005
-            rows.append(
-                {"hosts": hosts, "method": name, "counterpart": OURS.get(name, (None, None))[1], **asdict(found)}
-            )
-            print(
-                f"{hosts} hosts  {name:18} {found.seconds:7.1f} s to {found.accuracy:6.2%}"
-                f"{'' if found.reached else ' (not reached)'}  {found.step_s * 1e3:7.1f} ms a step"
-                f"  {found.sent_bytes / 1e6:8.1f} MB a host",
-                flush=True,
-            )
+    for name in ["ddp", *(one for one in [*THEIRS, *OURS] if one != "ddp" and one in args.only)]:
+        if not is_installed(name):
+            print(f"{hosts} hosts  {name:18} left out: {THEIRS[name][1]} is not installed", flush=True)
+            continue
+        found = Outcome(**run(lab, name, target, args))
+        target = target if target is not None else found.accuracy - 0.005
+        rows.append({"hosts": hosts, "method": name, **asdict(found)})
+        print(
+            f"{hosts} hosts  {name:18} {found.seconds:7.1f} s to {found.accuracy:6.2%}"
+            f"{'' if found.reached else ' (not reached)'}  {found.step_s * 1e3:7.1f} ms a step"
+            f"  {found.sent_bytes / 1e6:8.1f} MB a host",
+            flush=True,
+        )
     return rows
 
 
-def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> Outcome:
-    """Train by one method on all hosts."""
+def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Train by one method on all hosts, or by two in turns."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             method=name,
@@ -313,11 +354,12 @@ def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> 
         lab.run(command, show=lambda host, line: lines.append(f"{host}: {line}"), environment=ENVIRONMENT)
         if not Path(settings.out).exists():
             sys.exit("\n".join([*lines[-30:], f"{name} did not finish"]))
-        return Outcome(**json.loads(Path(settings.out).read_text()))
+        found: dict[str, Any] = json.loads(Path(settings.out).read_text())
+        return found
 
 
 def work(settings: Settings) -> None:
-    """One host: train until the target, or for as long as allowed."""
+    """One host: one method, or two in turns."""
     os.environ.setdefault("RANK", os.environ["NODE_RANK"])
     os.environ.setdefault("WORLD_SIZE", os.environ["NNODES"])
     torch.set_num_threads(1)
@@ -331,41 +373,76 @@ def work(settings: Settings) -> None:
         seed=settings.seed,
         augment=False,
     )
-    model = network(images.num_classes, images.shape, settings.seed)
-    make, _ = {**THEIRS, **OURS}[settings.method]
-    callable_model, step = make(model)
-    allowed = round(settings.epochs * batches.steps_per_epoch)
-    seconds, sent, steps, accuracy = 0.0, 0, 0, 0.0
-    stream = endless(batches)
-    reached = False
-    while steps < allowed and not reached:
-        dist.barrier()
-        sent_before, start = sent_bytes(), time.perf_counter()
-        for _ in range(min(settings.every, allowed - steps)):
-            inputs, targets = next(stream)
-            nn.functional.cross_entropy(callable_model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-            step()
-            steps += 1
-        seconds += time.perf_counter() - start
-        sent += sent_bytes() - sent_before
-        accuracy = evaluate(model, batches).accuracy
-        reached = settings.target is not None and accuracy >= settings.target
-    slowest_s = torch.tensor([seconds, float(sent)], dtype=torch.float64)
-    dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
+    names = settings.method.split()
+    trainings = [
+        Training(name, network(images.num_classes, images.shape, settings.seed), endless(batches)) for name in names
+    ]
+    found = asdict(train(trainings[0], batches, settings)) if len(names) == 1 else {"ratio": ratio(*trainings)}
     if dist.get_rank() == 0:
-        seconds, sent = float(slowest_s[0]), int(slowest_s[1])
-        outcome = Outcome(
-            steps=steps,
-            seconds=seconds,
-            step_s=seconds / steps,
-            accuracy=accuracy,
-            reached=reached or settings.target is None,
-            sent_bytes=sent,
-        )
-        Path(settings.out).write_text(json.dumps(asdict(outcome)))
+        Path(settings.out).write_text(json.dumps(found))
     dist.barrier()
     # Threads of other libraries, which would wait for partners that have gone, end with the process.
     os._exit(0)
+
+
+class Training:
+    """One model that is trained by one method."""
+
+    def __init__(self, method: str, model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        make, _ = {**THEIRS, **OURS}[method]
+        self.model = model
+        self._batches = batches
+        self._forward, self._step = make(model)
+
+    def seconds_of(self, num_steps: int) -> float:
+        """All hosts begin together; how long this one takes."""
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            inputs, targets = next(self._batches)
+            nn.functional.cross_entropy(self._forward(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            self._step()
+        return time.perf_counter() - start
+
+
+def train(training: Training, batches: Batches, settings: Settings) -> Outcome:
+    """Until the target, or for as long as allowed."""
+    allowed = round(settings.epochs * batches.steps_per_epoch)
+    seconds, sent, steps, accuracy = 0.0, 0, 0, 0.0
+    reached = False
+    while steps < allowed and not reached:
+        num_steps = min(settings.every, allowed - steps)
+        sent_before = sent_bytes()
+        seconds += training.seconds_of(num_steps)
+        sent += sent_bytes() - sent_before
+        steps += num_steps
+        accuracy = evaluate(training.model, batches).accuracy
+        reached = settings.target is not None and accuracy >= settings.target
+    seconds, most_sent = most(seconds), int(most(float(sent)))
+    return Outcome(
+        steps=steps,
+        seconds=seconds,
+        step_s=seconds / steps,
+        accuracy=accuracy,
+        reached=reached or settings.target is None,
+        sent_bytes=most_sent,
+    )
+
+
+def ratio(theirs: Training, ours: Training) -> float:
+    """Our time over theirs, in turns."""
+    ratios = []
+    for _ in range(1 + TURNS):
+        their_s = most(theirs.seconds_of(PERIOD))
+        ratios.append(most(ours.seconds_of(PERIOD)) / their_s)
+    return median(ratios[1:])
+
+
+def most(value: float) -> float:
+    """Of all hosts."""
+    values = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return float(values)
 
 
 def endless(batches: Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -378,23 +455,14 @@ def sent_bytes() -> int:
     return sum(int((cable / "statistics" / "tx_bytes").read_text()) for cable in CABLES.iterdir() if cable.name != "lo")
 
 
-def slowest(rows: list[dict[str, Any]]) -> float | None:
-    """The largest ratio of a step of ours to one of its counterpart."""
-    by_name = {(row["hosts"], row["method"]): row for row in rows}
-    ratios = [
-        row["step_s"] / by_name[row["hosts"], row["counterpart"]]["step_s"]
-        for row in rows
-        if row["counterpart"] and (row["hosts"], row["counterpart"]) in by_name
-    ]
-    return round(max(ratios), 3) if ratios else None
-
-
 def speed_ups(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = {}
     for hosts in sorted({row["hosts"] for row in rows}):
         same = [row for row in rows if row["hosts"] == hosts and row["reached"]]
         baseline = next(row["seconds"] for row in same if row["method"] == "ddp")
-        found[str(hosts)] = round(baseline / min(row["seconds"] for row in same), 2)
+        ours = [row["seconds"] for row in same if row["method"] in OURS]
+        if ours:
+            found[str(hosts)] = round(baseline / min(ours), 2)
     return found
 
 
@@ -403,6 +471,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="folder of the data sets")
     parser.add_argument("--hosts", type=int, nargs="+", help="numbers of hosts, 4 and 8 unless given")
     parser.add_argument("--only", nargs="+", choices=[*THEIRS, *OURS], default=[*THEIRS, *OURS])
+    parser.add_argument("--only-pairs", action="store_true", help="only whose step takes longer, not until when")
     parser.add_argument("--rate-mbit", type=float, default=100.0)
     parser.add_argument("--cores", type=float, default=2.0, help="processors that all hosts have together")
     parser.add_argument("--batch", type=int, default=32, help="images in a step of one host")

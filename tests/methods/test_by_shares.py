@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 from tests.methods.processes import run
 
-from sandtable.methods import QSGD, AllReduce, Compression, Half, Sign
+from sandtable.methods import QSGD, AllReduce, Compression, Sign
 from sandtable.methods.exchange import Line
 from sandtable.methods.flat import Vector
 from sandtable.methods.wire import Wire
 
 _ELEMENTS = 1003
 _TURNS = 5
-_COMPRESSIONS = (Half(), Sign(), QSGD(bits=2), QSGD(bits=8))
+_COMPRESSIONS = (Sign(), QSGD(bits=2), QSGD(bits=8))
 
 
 def _drawn(rank: int, turn: int) -> torch.Tensor:
@@ -71,11 +71,3 @@ def test_all_have_the_same_and_what_is_not_sent_waits(compression):
     # A message carries its length in 8 bytes.
     mean_bytes = sum(found["sent_bytes"] for found in ranks) / world
     assert mean_bytes == pytest.approx(ranks[0]["cost"].sent_bytes + 8 * 2 * (world - 1), rel=0.01)
-
-
-def test_half_is_nearly_the_mean_and_sends_half_of_what_an_all_reduce_sends():
-    found = run(4, _mix, Half())[0]
-    mean = torch.stack([_drawn(rank, 0) for rank in range(4)]).mean(0)
-    torch.testing.assert_close(found["results"][0], mean, rtol=2e-3, atol=2e-3)
-    line = Line.of(Vector([torch.zeros(_ELEMENTS)]), Half(), seed=0)
-    assert found["cost"].sent_bytes == pytest.approx(2 * 3 / 4 * 2 * _ELEMENTS + 3 * line.num_flags)

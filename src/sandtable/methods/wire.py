@@ -7,7 +7,7 @@ torch's own all-reduce as its ring sends them, 2(N-1)/N of the buffer in 2(N-1) 
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -38,6 +38,7 @@ class Wire:
         self.counters = Counters()
         self.branches: list[Wire] = []
         self._divisions: dict[int, tuple[Wire, Wire | None]] = {}
+        self._last_end = 0.0
         self._is_gloo = "gloo" in str(dist.get_backend_config(self.group))
 
     def private(self) -> "Wire":
@@ -63,12 +64,25 @@ class Wire:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum over all ranks, in place, by torch's own algorithm."""
+        self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """The same, under way when this returns; what it returns waits for the end.
+
+        Of several under way at the same time, each counts the time from the end of the one before.
+        """
         if self.size == 1:
-            return
-        with self._timed(tensor):
-            dist.all_reduce(tensor, group=self.group)
-        carried = 2 * (self.size - 1) * tensor.nbytes // self.size
-        self.counters.add(sent_bytes=carried, received_bytes=carried, messages=2 * (self.size - 1))
+            return _nothing
+        start = time.perf_counter()
+        work = dist.all_reduce(tensor, group=self.group, async_op=True)
+
+        def finish() -> None:
+            self._see_through(work)
+            self._clock(tensor, max(start, self._last_end))
+            carried = 2 * (self.size - 1) * tensor.nbytes // self.size
+            self.counters.add(sent_bytes=carried, received_bytes=carried, messages=2 * (self.size - 1))
+
+        return finish
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> None:
         """What `source` has, everywhere; counted as a pipeline: every rank but the last passes it on once."""
@@ -84,15 +98,16 @@ class Wire:
         )
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        """Send a tensor to each of some ranks and fill a tensor from each of some ranks, all at once."""
-        operations = [self._operation(dist.isend, tensor, peer) for peer, tensor in outgoing.items()]
-        operations += [self._operation(dist.irecv, tensor, peer) for peer, tensor in incoming.items()]
-        if not operations:
+        """Send a tensor to each of some ranks and fill a tensor from each of some ranks."""
+        first = next(iter([*outgoing.values(), *incoming.values()]), None)
+        if first is None:
             self.counters.durations_s.append(math.inf)
             return
-        with self._timed(operations[0].tensor):
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
+        with self._timed(first):
+            if self._is_gloo:
+                self._one_by_one(outgoing, incoming)
+            else:
+                self._at_once(outgoing, incoming)
         self.counters.add(
             sent_bytes=sum(tensor.nbytes for tensor in outgoing.values()),
             received_bytes=sum(tensor.nbytes for tensor in incoming.values()),
@@ -153,6 +168,30 @@ class Wire:
         self.exchange(outgoing, incoming)
         return incoming
 
+    def _one_by_one(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Every rank sends to the next after it first, then to the one after that.
+
+        All at once, several messages would crowd towards one rank while another gets none: over slow links that takes
+        up to half as long again. A message counts as sent when the kernel has it, so that latency is paid once.
+        """
+        arrivals = [dist.irecv(tensor, group=self.group, group_src=peer) for peer, tensor in incoming.items()]
+        for peer in sorted(outgoing, key=lambda peer: (peer - self.rank) % self.size):
+            self._see_through(dist.isend(outgoing[peer], group=self.group, group_dst=peer))
+        for arrival in arrivals:
+            self._see_through(arrival)
+
+    def _at_once(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """As one operation, whose order NCCL sees to."""
+        operations = [self._operation(dist.isend, tensor, peer) for peer, tensor in outgoing.items()]
+        operations += [self._operation(dist.irecv, tensor, peer) for peer, tensor in incoming.items()]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    @staticmethod
+    def _see_through(work: dist.Work | None) -> None:
+        assert work is not None, "this rank is not in the group of its wire"
+        work.wait()
+
     def _operation(self, function: object, tensor: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(function, tensor, group=self.group, group_peer=peer)  # type: ignore[arg-type]
 
@@ -160,6 +199,14 @@ class Wire:
     def _timed(self, tensor: Tensor) -> Iterator[None]:
         start = time.perf_counter()
         yield
+        self._clock(tensor, start)
+
+    def _clock(self, tensor: Tensor, start: float) -> None:
         if tensor.is_cuda:
             torch.cuda.current_stream(tensor.device).synchronize()
-        self.counters.durations_s.append(time.perf_counter() - start)
+        self._last_end = time.perf_counter()
+        self.counters.durations_s.append(self._last_end - start)
+
+
+def _nothing() -> None:
+    """To a rank that is alone."""

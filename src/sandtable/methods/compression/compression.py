@@ -37,6 +37,11 @@ class Compression(ABC):
     is_lossless: ClassVar[bool] = False
     """`decode` gives back exactly what `encode` was given."""
 
+    @property
+    def sum_dtype(self) -> torch.dtype | None:
+        """What messages are made of, if they are plain numbers that can be added up on the way."""
+        return None
+
     def codec(self, num_elements: int, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0) -> Codec:
         """The codec of one vector on one rank. Ranks may give different seeds: a message needs none to be read."""
         require(dtype.is_floating_point, f"vectors must be of a floating dtype, but this one is {dtype}")

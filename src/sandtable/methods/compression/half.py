@@ -4,6 +4,8 @@ float16 has 11 significant bits and ends at 65504; bfloat16 has 8, and the range
 in the residual; with float16 so does what is beyond 65504. Without error feedback nothing is checked: overflow gives
 infinity and NaN passes, as a gradient scaler expects.
 
+An all-reduce adds such numbers up on the way, as DDP's fp16 hook does: what the sums are rounded to is lost.
+
 Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740).
 """
 
@@ -31,6 +33,10 @@ class Half(Compression):
 
     def __post_init__(self) -> None:
         require(self.format in _FORMATS, f'format must be "float16" or "bfloat16", but got {self.format!r}')
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        return _FORMATS[self.format]
 
     def message_bytes(self, num_elements: int, dtype: torch.dtype) -> float:
         return 2 * num_elements

@@ -1,19 +1,22 @@
 """All-reduce: everybody ends with the mean of all.
 
-Uncompressed it is torch's own all-reduce, or the explicit ring of `ring.py`. Compressed messages cannot be added on the
-way. Sparse ones go whole to every other rank, and all add the same messages up in the same order: bytes sent are
-(N-1)·message instead of 2(N-1)/N·dense, so it pays when a message is shorter than 2/N of the dense vector. Others go
-by shares (`by_shares.py`): 2(N-1)/N of a message, so it pays whenever a message is shorter than the vector.
+Uncompressed it is torch's own all-reduce, or the explicit ring of `ring.py`; so it is for numbers of 16 bits, which are
+divided by N before, so that no sum can be too large. Other messages cannot be added on the way. Sparse ones go whole to
+every other rank, and all add the same messages up in the same order: bytes sent are (N-1)·message instead of
+2(N-1)/N·dense, so it pays when a message is shorter than 2/N of the dense vector. Others go by shares
+(`by_shares.py`): 2(N-1)/N of a message, so it pays whenever a message is shorter than the vector.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sandtable.errors import MethodError
+from sandtable.methods.compression.packing import from_bytes
 from sandtable.methods.exchange.by_shares import ByShares, cost_by_shares
 from sandtable.methods.exchange.exchange import Cost, Exchange, Line, Mixer
 from sandtable.methods.exchange.ring import ring_all_reduce
@@ -22,14 +25,17 @@ from sandtable.methods.wire import Wire
 
 __all__ = ["AllReduce"]
 
+AddUp = Callable[[Wire, Tensor], Callable[[], None]]
+"""Begins to sum a tensor over all ranks, in place; what it returns waits for the end."""
+
 
 @dataclass(frozen=True)
 class AllReduce(Exchange):
     """The mean over all ranks.
 
     `algorithm`: "native" is torch's own (gloo's segmented ring, NCCL's choice), "ring" the explicit ring of 2(N-1)
-    steps. Cost uncompressed: 2(N-1) messages, 2(N-1)/N of the vector sent. Compressed: N-1 messages of the compressed
-    size where it is sparse, else 2(N-1) messages of 1/N of it.
+    steps. Cost uncompressed or in 16 bits: 2(N-1) messages, 2(N-1)/N of the vector sent. Compressed: N-1 messages of
+    the compressed size where it is sparse, else 2(N-1) messages of 1/N of it.
     """
 
     algorithm: str = "native"
@@ -45,6 +51,8 @@ class AllReduce(Exchange):
     def mixer(self, wire: Wire, line: Line) -> Mixer:
         if not line.is_compressed:
             return _Sum(wire, _SUMS[self.algorithm])
+        if line.compression.sum_dtype is not None:
+            return _NarrowSum(wire, line, _SUMS[self.algorithm])
         if hasattr(line.compression, "reducer"):
             return _Reduced(wire, line, _SUMS[self.algorithm])
         return ByShares(wire, line) if _goes_by_shares(line, wire.size) else _Gathered(wire, line)
@@ -53,7 +61,8 @@ class AllReduce(Exchange):
         others = num_ranks - 1
         is_factored = hasattr(line.compression, "reducer")
         size = _factor_bytes(line) if is_factored else line.compression.message_bytes(line.num_elements, line.dtype)
-        if line.is_compressed and not is_factored:
+        narrow = line.compression.sum_dtype
+        if line.is_compressed and narrow is None and not is_factored:
             if _goes_by_shares(line, num_ranks):
                 return cost_by_shares(num_ranks, line)
             return Cost(
@@ -62,23 +71,67 @@ class AllReduce(Exchange):
                 sent_bytes=others * (size + line.num_flags),
                 coded_elements=(1 + num_ranks) * line.num_elements,
             )
-        size += line.num_flags * line.dtype.itemsize
+        size += line.num_flags * (narrow or line.dtype).itemsize
         # Factors are averaged one after the other, and the flags by themselves.
         times = 2 + (line.num_flags > 0) if is_factored else 1
         messages = 2 * others * times
-        return Cost(rounds=messages, messages=messages, sent_bytes=2 * others * size / num_ranks)
+        return Cost(
+            rounds=messages,
+            messages=messages,
+            sent_bytes=2 * others * size / num_ranks,
+            coded_elements=2 * line.num_elements if narrow else 0.0,
+        )
 
 
 class _Sum(Mixer):
     """Uncompressed: the sum of all vectors, divided."""
 
-    def __init__(self, wire: Wire, add_up: Callable[[Wire, Tensor], None]) -> None:
+    def __init__(self, wire: Wire, add_up: AddUp) -> None:
         self._wire = wire
         self._add_up = add_up
 
     def mix(self, vector: Vector, *, turn: int) -> None:
-        self._add_up(self._wire, vector.whole)
-        vector.whole.div_(self._wire.size)
+        self.start(vector, turn=turn)()
+
+    def start(self, vector: Vector, *, turn: int) -> Callable[[], None]:
+        wait = self._add_up(self._wire, vector.whole)
+
+        def finish() -> None:
+            wait()
+            vector.whole.div_(self._wire.size)
+
+        return finish
+
+
+class _NarrowSum(Mixer):
+    """The sum of vectors in 16 bits. What rounding on the way loses is lost, as it is in any sum of such numbers."""
+
+    def __init__(self, wire: Wire, line: Line, add_up: AddUp) -> None:
+        assert line.compression.sum_dtype is not None
+        self._wire = wire
+        self._add_up = add_up
+        self._dtype = line.compression.sum_dtype
+        self._codec = line.compression.codec(line.num_elements, line.dtype, line.device, seed=line.seed + wire.rank)
+
+    def mix(self, vector: Vector, *, turn: int) -> None:
+        self.start(vector, turn=turn)()
+
+    def start(self, vector: Vector, *, turn: int) -> Callable[[], None]:
+        message = self._codec.encode(vector.data.div_(self._wire.size))
+        whole = torch.cat([from_bytes(message, self._dtype), (vector.flags != 0).to(self._dtype)])
+        wait = self._add_up(self._wire, whole)
+
+        def finish() -> None:
+            wait()
+            vector.whole.copy_(whole)
+
+        return finish
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._codec.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._codec.load_state_dict(state)
 
 
 class _Gathered(Mixer):
@@ -109,7 +162,7 @@ class _Gathered(Mixer):
 class _Reduced(Mixer):
     """Compressed to factors that can be averaged (PowerSGD); the reducer says which, and when."""
 
-    def __init__(self, wire: Wire, line: Line, add_up: Callable[[Wire, Tensor], None]) -> None:
+    def __init__(self, wire: Wire, line: Line, add_up: AddUp) -> None:
         self._wire = wire
         self._add_up = add_up
         reducer: Any = line.compression.reducer  # type: ignore[attr-defined]
@@ -121,7 +174,7 @@ class _Reduced(Mixer):
             self._mean(vector.flags)
 
     def _mean(self, tensor: Tensor) -> None:
-        self._add_up(self._wire, tensor)
+        self._add_up(self._wire, tensor)()
         tensor.div_(self._wire.size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,4 +195,8 @@ def _factor_bytes(line: Line) -> float:
     return float(reducer(list(line.shapes), line.dtype, line.device).message_bytes)
 
 
-_SUMS: dict[str, Callable[[Wire, Tensor], None]] = {"native": Wire.all_reduce, "ring": ring_all_reduce}
+def _ring(wire: Wire, tensor: Tensor) -> Callable[[], None]:
+    return partial(ring_all_reduce, wire, tensor)
+
+
+_SUMS: dict[str, AddUp] = {"native": Wire.begin_all_reduce, "ring": _ring}

@@ -5,7 +5,9 @@ exchanges: the codec's state, or what neighbours are known to have.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,6 +101,10 @@ class Mixer(ABC):
     @abstractmethod
     def mix(self, vector: Vector, *, turn: int) -> None:
         """Replace the vector by the mean over ranks, or by the gossip mixture; `turn` counts exchanges from 0."""
+
+    def start(self, vector: Vector, *, turn: int) -> Callable[[], None]:
+        """Begin to mix if that can go on by itself; what this returns does the rest."""
+        return partial(self.mix, vector, turn=turn)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -15,7 +15,7 @@ from sandtable.errors import MethodError
 from sandtable.methods.buckets import bucket_sizes
 from sandtable.methods.compression import Compression
 from sandtable.methods.exchange import Cost, Exchange, Line
-from sandtable.methods.flat import Vector, flatten
+from sandtable.methods.flat import flatten
 from sandtable.methods.sync.sparse import SparseGradients
 from sandtable.methods.sync.sync import Setup
 from sandtable.methods.wire import Wire
@@ -107,11 +107,7 @@ class GradientExchange:
         bucket, mixer = self._buckets[number], self._mixers[number]
         self._next_bucket += 1
         bucket.load_gradients()
-        self._lane.submit(lambda: _mix(mixer.mix, bucket, turn))
-
-
-def _mix(mix: Callable[..., None], bucket: Vector, turn: int) -> None:
-    mix(bucket, turn=turn)
+        self._lane.submit(mixer.start(bucket, turn=turn))
 
 
 def _holds(parameters: tuple[Tensor, ...], parameter: Tensor) -> bool:
