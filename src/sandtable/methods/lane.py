@@ -1,8 +1,8 @@
-"""Lane: the one ordered thread from which exchanges are issued while the backward pass still computes.
+"""Lane: the one ordered thread in which exchanges are done or waited for while the backward pass still computes.
 
-Collectives must come in the same order on every rank. Hooks of gradients fire in threads of autograd's choosing, so
-they only put work on the lane, in an order all ranks share; the lane does it one by one. Without overlap there is no
-thread: work is done at once, by whoever asks.
+Collectives must come in the same order on every rank. Hooks of gradients put work on the lane in an order all ranks
+share; what torch can do by itself they begin in that order, and the lane waits for its end. The lane does one thing
+after the other. Without overlap there is no thread: work is done at once, by whoever asks.
 """
 
 import time

@@ -104,7 +104,8 @@ class Wire:
             self.counters.durations_s.append(math.inf)
             return
         with self._timed(first):
-            if self._is_gloo:
+            # A group may have gloo for the processor and NCCL for GPUs; NCCL would wait for ever for single messages.
+            if self._is_gloo and first.device.type == "cpu":
                 self._one_by_one(outgoing, incoming)
             else:
                 self._at_once(outgoing, incoming)
