@@ -108,16 +108,14 @@ class Pair:
 
 
 def network(num_classes: int, shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """Few multiplications and many weights, so that links decide: 0.5 million multiplications, 530,000 parameters."""
+    """Few multiplications and many weights, so that links decide: 0.7 million multiplications, 533,000 parameters."""
     channels, height, width = shape
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(channels, 8, 3, padding=1),
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1),
+        nn.Conv2d(16, 16, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(16 * (height // 4) * (width // 4), 512),
         nn.ReLU(),
@@ -131,7 +129,7 @@ Made = tuple[nn.Module, Step]
 
 
 def sgd(parameters: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
 
 
 def stepping(optimizer: Any) -> Step:
@@ -234,10 +232,10 @@ def ours(**axes: Any) -> Callable[[nn.Module], Made]:
 
 
 def ring_gossip(model: nn.Module) -> Made:
-    """As many bytes a step as decent-dp's: one message, to the next on the ring."""
+    """As decent-dp's: one message a step, to the next on the ring, beside the passes."""
     size = dist.get_world_size()
     matrix = (torch.eye(size) + torch.eye(size).roll(1, dims=0)) / 2
-    return ours(sync=methods.LocalSGD(1), exchange=methods.Gossip(matrix))(model)
+    return ours(sync=methods.LocalSGD(1, average="before"), exchange=methods.Gossip(matrix))(model)
 
 
 OUTER = methods.Nesterov(lr=1.0, momentum=0.6)

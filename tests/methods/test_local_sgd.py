@@ -1,5 +1,6 @@
 """Local SGD: the mean of weights now and then."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,11 +8,21 @@ import torch
 import torch.distributed as dist
 from tests.methods.lossy import LargestHalf
 from tests.methods.processes import run
-from tests.methods.training import batches, flat_weights, make_model, sgd, train
+from tests.methods.training import batches, flat_weights, make_model, sgd, step_through, train
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import AllReduce, BulkSynchronous, DiLoCo, Gossip, LocalSGD, Nesterov, PostLocalSGD, SlowMo
+from sandtable.methods import (
+    AllReduce,
+    BulkSynchronous,
+    DiLoCo,
+    Gossip,
+    Hierarchical,
+    LocalSGD,
+    Nesterov,
+    PostLocalSGD,
+    SlowMo,
+)
 
 _WAYS: dict[str, dict[str, Any]] = {
     "bulk": {"sync": BulkSynchronous()},
@@ -152,3 +163,65 @@ def test_no_group_is_refused_with_the_remedy():
     assert not dist.is_initialized()
     with pytest.raises(MethodError, match="init_process_group"):
         train(0)
+
+
+_BESIDE: dict[str, dict[str, Any]] = {
+    "all-reduce": {"sync": LocalSGD(1, average="before")},
+    "every second": {"sync": LocalSGD(2, average="before")},
+    "in parts": {"sync": LocalSGD(4, average="before", parts=2)},
+    "gossip": {"sync": LocalSGD(1, average="before"), "exchange": Gossip()},
+    "hierarchical": {"sync": LocalSGD(2, average="before"), "exchange": Hierarchical(nodes=2)},
+}
+
+
+def _train_beside_the_passes() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, settings in _BESIDE.items():
+        for overlap in (True, False):
+            model, parallel = train(5, overlap=overlap, **settings)
+            counters = parallel.wire.counters
+            found[f"{name} {overlap}"] = flat_weights(model), counters.sent_bytes, counters.messages
+            parallel.close()
+    return found
+
+
+def test_weights_that_go_beside_the_passes_end_as_those_that_wait():
+    for found in run(4, _train_beside_the_passes):
+        for name in _BESIDE:
+            (weights, *sent), (expected, *expected_sent) = found[f"{name} True"], found[f"{name} False"]
+            assert torch.equal(weights, expected), name
+            assert sent == expected_sent, name
+
+
+def _interrupted() -> dict[str, Any]:
+    """Between the forward pass and the step: a checkpoint, and a synchronisation."""
+    found: dict[str, Any] = {"under way": []}
+    for overlap in (True, False):
+        model, parallel = train(2, sync=LocalSGD(1, average="before"), overlap=overlap)
+        (inputs, targets), *_ = [ranks[dist.get_rank()] for ranks in batches(1, 2, first=2)]
+        model.eval()(inputs)
+        with torch.no_grad():
+            model.train()(inputs)
+        losses = [F.cross_entropy(model(inputs), targets) for _ in range(2)]
+        saved = copy.deepcopy((model.state_dict(), parallel.state_dict()))
+        losses[1].backward()
+        parallel.synchronize()
+        parallel.step()
+        found[f"synchronised {overlap}"] = flat_weights(model)
+        model.load_state_dict(saved[0])
+        parallel.load_state_dict(saved[1])
+        step_through(model, parallel, 2, first=2)
+        found[f"resumed {overlap}"] = flat_weights(model)
+        parallel.close()
+        model(inputs)
+        found["under way"].append(len(parallel._driver._under_way))  # type: ignore[attr-defined]
+    found["straight"] = flat_weights(train(4, sync=LocalSGD(1, average="before"))[0])
+    return found
+
+
+def test_what_is_under_way_is_given_up_when_weights_change():
+    for found in run(2, _interrupted):
+        assert torch.equal(found["resumed True"], found["straight"])
+        assert torch.equal(found["resumed False"], found["straight"])
+        assert torch.equal(found["synchronised True"], found["synchronised False"])
+        assert found["under way"] == [0, 0]

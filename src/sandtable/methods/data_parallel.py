@@ -42,7 +42,8 @@ class DataParallel:
     """Trains a model on every rank of a group, with three choices: when, with whom, and what is sent.
 
     All replicas start as rank 0's. `overlap`: gradients leave while the backward pass still computes, in buckets of
-    `bucket_bytes` (as sent; the first one is smaller), where the method allows it. `buffers` (running statistics of
+    `bucket_bytes` (as sent; the first one is smaller), and weights that are averaged before the step go beside both
+    passes, where the method allows it. `buffers` (running statistics of
     BatchNorm): "average", as "first" rank has them, or "local"; they are exchanged in `synchronize`, since averaging
     them at the end equals averaging them at every step (running means are linear). Parameters that do not require
     gradients stay as they are.
@@ -85,7 +86,12 @@ class DataParallel:
         sends_gradients = self.sync.exchanges_gradients or isinstance(self.exchange, Hierarchical)
         sizes = bucket_sizes(self.compression, bucket_bytes)
         is_served = isinstance(self.exchange, ParameterServer)
-        overlap = overlap and sends_gradients and not is_served and has_several(self._parameters, sizes)
+        goes_beside = (
+            has_several(self._parameters, sizes)
+            if sends_gradients
+            else self.sync.averages_beside_passes(self.compression)
+        )
+        overlap = overlap and goes_beside and not is_served
         if overlap:
             self.wire = self.wire.private()
         self._buffers = Buffers(model, self.wire, policy=buffers)
@@ -107,6 +113,7 @@ class DataParallel:
         else:
             self._driver = self.sync.driver(
                 Setup(
+                    model=model,
                     parameters=self._parameters,
                     sparse_parameters=tuple(sparse),
                     optimizer=optimizer,

@@ -40,11 +40,14 @@ class WeightAverage(ABC):
         self._begin()
 
     @torch.no_grad()
-    def exchange(self) -> None:
-        """Weights of all ranks become one, or more alike."""
+    def mix(self) -> None:
+        """Find what the weights of all ranks become: one, or more alike. The model still has its own."""
         for vector in self.vectors:
             vector.load_weights()
         self._mix()
+
+    def store(self) -> None:
+        """Give the model what was found."""
         for vector in self.vectors:
             vector.store_weights()
         self.turn += 1

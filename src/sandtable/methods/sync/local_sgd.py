@@ -4,7 +4,8 @@
 
 At period 1 and with plain SGD that equals bulk-synchronous training. Yu et al. 2018, Stich 2018. `average="before"`
 is the published variant in which, at such a step, the weights are averaged first and then take the local gradient
-step: w_i ← w̄ - η∇E_i, with the gradient still that of w_i.
+step: w_i ← w̄ - η∇E_i, with the gradient still that of w_i. Since the passes do not wait for w̄, uncompressed weights
+are under way while they compute: from the start of the forward pass until `step` takes them up.
 
 `parts` above 1 streams: the model is cut into that many parts, each averaged every period-th step but at different
 steps, so that the same bytes flow more evenly (Streaming DiLoCo, Douillard et al. 2025).
@@ -15,10 +16,11 @@ The optimizer's own momentum stays with each worker. Cost: that of the exchange,
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sandtable.errors import MethodError
-from sandtable.methods.compression import NoCompression
+from sandtable.methods.compression import Compression, NoCompression
 from sandtable.methods.exchange import Cost
 from sandtable.methods.sync.averaging import ByMovement, Directly, WeightAverage
 from sandtable.methods.sync.gradients import GradientExchange
@@ -56,6 +58,10 @@ class LocalSGD(Sync):
         """The longest period for which good convergence is proven: floor(T^¼ / N^¾), at least 1."""
         return period_for(num_steps, num_workers)
 
+    def averages_beside_passes(self, compression: Compression) -> bool:
+        """Not if compressed: coding a message changes the code's state, which a checkpoint may want in between."""
+        return self.average == "before" and compression.is_lossless
+
     def driver(self, setup: Setup) -> Driver:
         return _Local(self, setup)
 
@@ -73,6 +79,10 @@ class _Local(Driver):
         ]
         inside = setup.exchange.every_step(setup.wire)
         self._gradients = None if inside is None else GradientExchange(setup, *inside, NoCompression())
+        self._under_way: list[WeightAverage] = []
+        self._hook: Any = None
+        if setup.overlap and self._gradients is None and settings.averages_beside_passes(setup.compression):
+            self._hook = setup.model.register_forward_pre_hook(self._before_forward)
 
     @property
     def paused(self) -> bool:
@@ -89,6 +99,7 @@ class _Local(Driver):
         return self._num_steps == 0 or (self._reaches_all and meets_now and len(self._parts) == 1)
 
     def begin(self) -> None:
+        self._drop()
         for part in self._parts:
             part.begin()
 
@@ -104,10 +115,30 @@ class _Local(Driver):
             self._exchange_due_parts()
 
     def _exchange_due_parts(self) -> None:
+        self._start_due_parts(self._num_steps)
+        under_way, self._under_way = self._under_way, []
+        self._lane.wait()
+        for part in under_way:
+            part.store()
+
+    def _start_due_parts(self, step: int) -> None:
+        if self._under_way:
+            return
         period, num_parts = self._settings.period, len(self._parts)
         for number, part in enumerate(self._parts):
-            if (self._num_steps + number * period // num_parts) % period == 0:
-                self._lane.run(part.exchange)
+            if (step + number * period // num_parts) % period == 0:
+                self._under_way.append(part)
+                self._lane.submit(part.mix)
+
+    def _before_forward(self, _module: object, _inputs: object) -> None:
+        # A compiled forward pass has no room for messages: they leave in step then.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._start_due_parts(self._num_steps + 1)
+
+    def _drop(self) -> None:
+        """The model's weights are others than those under way."""
+        self._under_way = []
+        self._lane.wait()
 
     def cost(self) -> Cost:
         total = Cost.nothing()
@@ -116,6 +147,9 @@ class _Local(Driver):
         return total / self._settings.period
 
     def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._drop()
         if self._gradients is not None:
             self._gradients.close()
 
@@ -128,6 +162,7 @@ class _Local(Driver):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._drop()
         self._num_steps = state["num_steps"]
         for part, part_state in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(part_state)

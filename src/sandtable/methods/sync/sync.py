@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sandtable.methods.compression import Compression
@@ -22,6 +22,7 @@ __all__ = ["Driver", "Setup", "Sync"]
 class Setup:
     """Everything a driver works with."""
 
+    model: nn.Module
     parameters: tuple[Tensor, ...]
     sparse_parameters: tuple[Tensor, ...]
     optimizer: Optimizer
@@ -74,6 +75,10 @@ class Sync(ABC):
 
     exchanges_gradients: ClassVar[bool] = False
     """At some steps at least, so that they may leave while the backward pass still computes."""
+
+    def averages_beside_passes(self, compression: Compression) -> bool:
+        """Whether weights may be under way while the forward and backward passes compute with them."""
+        return False
 
     @abstractmethod
     def driver(self, setup: Setup) -> Driver: ...
