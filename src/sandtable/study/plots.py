@@ -27,6 +27,8 @@ _COLOURS = (
     "#b8a800",
 )
 """Told apart by most eyes, on white and on black."""
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+"""When colours have run out they begin again with the next of these."""
 
 _THEMES: Mapping[str, Mapping[str, str]] = {
     "light": {"page": "#ffffff", "ink": "#16202c", "line": "#dfe4ea"},
@@ -96,9 +98,8 @@ def _by_time(axes: "Axes", rows: Sequence[Row]) -> None:
 def _curves(axes: "Axes", rows: Sequence[Row], along: Callable[[Run], list[float]]) -> None:
     for number, row in enumerate(rows):
         heights = [100 * epoch.accuracy for epoch in row.run.epochs]
-        dashes = "-" if number < len(_COLOURS) else "--"
-        colour = _COLOURS[number % len(_COLOURS)]
-        axes.plot(along(row.run), heights, dashes, color=colour, label=row.run.name, linewidth=1.6, marker=".")
+        colour, mark = _look(number)
+        axes.plot(along(row.run), heights, color=colour, label=row.run.name, linewidth=1.6, marker=mark, markersize=3.5)
     axes.set_ylabel("accuracy in %")
 
 
@@ -115,14 +116,20 @@ def _where_time_goes(axes: "Axes", rows: Sequence[Row]) -> None:
 
 def _bytes_against_accuracy(axes: "Axes", rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows):
-        mark = "o" if number else "*"
+        colour, mark = _look(number)
         size = 60 if number else 160
         place = (row.run.sent_bytes / 1e6, 100 * row.run.accuracy)
-        axes.scatter(*place, s=size, marker=mark, color=_COLOURS[number % len(_COLOURS)], label=row.run.name, zorder=3)
+        axes.scatter(*place, s=size, marker=mark if number else "*", color=colour, label=row.run.name, zorder=3)
     if all(row.run.sent_bytes > 0 for row in rows):
         axes.set_xscale("log")
     axes.set_xlabel("MB sent by a worker")
     axes.set_ylabel("accuracy in %")
+
+
+def _look(number: int) -> tuple[str, str]:
+    """Colour and mark of a configuration."""
+    rounds, place = divmod(number, len(_COLOURS))
+    return _COLOURS[place], _MARKS[rounds % len(_MARKS)]
 
 
 PLOTS: Mapping[str, tuple[str, Callable[["Axes", Sequence[Row]], None]]] = {
