@@ -12,7 +12,8 @@ from tests.methods.test_compression import decoded, vector_of
 
 from sandtable.errors import MethodError
 from sandtable.methods.compression import MomentumCorrection, RandomK, Threshold, TopK
-from sandtable.methods.compression.packing import places_bytes, read_codes, read_places, write_codes, write_places
+from sandtable.methods.compression.packing import places_bytes, read_places, write_places
+from sandtable.methods.compression.values import values_of
 
 
 @settings(max_examples=200, deadline=None)
@@ -42,12 +43,21 @@ def test_places_cost_little_more_than_the_least_possible(share) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(bits=st.integers(1, 8), length=st.integers(0, 100), seed=st.integers(0, 100))
-def test_codes_make_the_trip(bits, length, seed) -> None:
-    codes = torch.randint(0, 2**bits, (length,), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
-    message = write_codes(codes, bits)
-    assert message.numel() == math.ceil(length * bits / 8)
-    assert torch.equal(read_codes(message, length, bits), codes)
+@given(length=st.integers(0, 3000), seed=st.integers(0, 100))
+def test_two_bit_values_are_the_mean_magnitudes_of_their_side_of_the_mean(length, seed) -> None:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(seed))
+    two_bit = values_of("two-bit", torch.float32)
+    message = two_bit.write(values)
+    assert message.numel() == two_bit.num_bytes(length) == math.ceil(length / 4) + 8 * math.ceil(length / 1024)
+    expected = torch.empty(length)
+    for group, out in zip(values.split(1024), expected.split(1024), strict=True):
+        is_large = group.abs() > group.abs().mean()
+        for side in (is_large, ~is_large):
+            out[side] = group[side].sign() * group[side].abs().mean()
+    # Messages begin at any place of a buffer.
+    torch.testing.assert_close(
+        two_bit.read(torch.cat([torch.zeros(3, dtype=torch.uint8), message])[3:], length), expected
+    )
 
 
 @pytest.mark.parametrize("length", [1, 10, 1000, 20_000, 100_000])

@@ -154,7 +154,7 @@ class Wire:
         received: dict[int, Tensor] = {}
         for peer, buffer in incoming.items():
             length = int(buffer[:_HEADER_BYTES].view(torch.int64))
-            received[peer] = buffer[_HEADER_BYTES : _HEADER_BYTES + length].clone()
+            received[peer] = buffer[_HEADER_BYTES : _HEADER_BYTES + length]
             self.counters.received_bytes += _HEADER_BYTES + length
         return received
 

@@ -24,16 +24,16 @@ __all__ = [
     "find_top_k_of_chunks",
     "first_not_finite",
     "from_signs",
+    "from_two_levels",
     "gather",
     "kth_magnitude",
-    "pack",
     "quantise",
     "read_map",
     "read_places",
     "restore",
     "scatter",
     "signs",
-    "unpack",
+    "two_levels",
     "write_map",
     "write_places",
 ]
@@ -47,16 +47,6 @@ _MASK = 2**64 - 1
 def first_not_finite(vector: Tensor) -> int:
     """The first place that is NaN or infinite, or -1."""
     return int(_library().sandtable_first_not_finite(vector.data_ptr(), vector.numel()))
-
-
-def pack(codes: Tensor, bits: int, out: Tensor) -> None:
-    """Codes of `bits` bits, one a byte, closed up to ceil(n * bits / 8) bytes."""
-    _library().sandtable_pack(codes.data_ptr(), codes.numel(), bits, out.data_ptr())
-
-
-def unpack(message: Tensor, bits: int, codes: Tensor) -> None:
-    """The inverse of `pack`: fills `codes`."""
-    _library().sandtable_unpack(message.data_ptr(), codes.numel(), bits, codes.data_ptr())
 
 
 def quantise(vector: Tensor, out: Tensor, *, bucket: int, bits: int, euclidean: bool, nearest: bool, key: int) -> None:
@@ -136,6 +126,16 @@ def scatter(values: Tensor, places: Tensor, out: Tensor, *, weight: float | None
         _library().sandtable_scatter_add(values.data_ptr(), places.data_ptr(), places.numel(), weight, out.data_ptr())
 
 
+def two_levels(values: Tensor, out: Tensor, *, group: int) -> None:
+    """A sign and one of two magnitudes for each value, behind the magnitudes of the groups (of a multiple of four)."""
+    _library().sandtable_two_levels(values.data_ptr(), values.numel(), group, out.data_ptr())
+
+
+def from_two_levels(message: Tensor, values: Tensor, *, group: int) -> None:
+    """The inverse of `two_levels`: fills `values`."""
+    _library().sandtable_from_two_levels(message.data_ptr(), values.numel(), group, values.data_ptr())
+
+
 def draw_places(num_elements: int, k: int, key: int) -> Tensor:
     """One place in each of k equal strata, the same for the same key."""
     places = torch.empty(k, dtype=torch.int64)
@@ -172,8 +172,6 @@ def _threads() -> int:
 _P, _N, _I, _F, _KEY = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_uint64
 _SIGNATURES = {
     "first_not_finite": (_N, (_P, _N)),
-    "pack": (None, (_P, _N, _I, _P)),
-    "unpack": (None, (_P, _N, _I, _P)),
     "quantise": (None, (_P, _N, _N, _I, _I, _I, _KEY, _P, _I)),
     "restore": (None, (_P, _N, _N, _I, _P, _F, _I, _I)),
     "signs": (None, (_P, _N, _N, _P, _I)),
@@ -186,6 +184,8 @@ _SIGNATURES = {
     "gather": (None, (_P, _P, _N, _P)),
     "scatter": (None, (_P, _P, _N, _P)),
     "scatter_add": (None, (_P, _P, _N, _F, _P)),
+    "two_levels": (None, (_P, _N, _N, _P)),
+    "from_two_levels": (None, (_P, _N, _N, _P)),
     "draw": (None, (_N, _N, _KEY, _P)),
     "write_places": (None, (_P, _N, _N, _I, _P)),
     "read_places": (_I, (_P, _N, _N, _I, _P)),

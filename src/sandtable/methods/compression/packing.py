@@ -1,4 +1,4 @@
-"""Packing: numbers of few bits and ascending places, closed up to whole bytes; and the formulas of their lengths.
+"""Packing: ascending places, closed up to whole bytes; and the formulas of lengths.
 
 Places (which components are sent) go in the code of Elias and Fano (1974): of each place the `low` last bits as they
 are, and the rest in unary, as one bit a place and one bit a stretch of 2^low components. For c of n components that is
@@ -17,8 +17,7 @@ from torch import Tensor
 from sandtable.methods.compression import kernels
 from sandtable.methods.compression.compression import require
 
-__all__ = ["from_bytes", "packed_bytes", "places_bytes", "read_codes", "read_places", "to_bytes", "write_codes"]
-__all__ += ["write_places"]
+__all__ = ["from_bytes", "packed_bytes", "places_bytes", "read_places", "to_bytes", "write_places"]
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -29,20 +28,6 @@ def packed_bytes(count: int, bits: int) -> int:
 def places_bytes(num_elements: int, count: int) -> int:
     """The length of `count` ascending places below `num_elements`."""
     return _form(num_elements, count)[1]
-
-
-def write_codes(codes: Tensor, bits: int) -> Tensor:
-    """Codes of `bits` bits, given one a byte, closed up."""
-    message = torch.empty(packed_bytes(codes.numel(), bits), dtype=torch.uint8)
-    kernels.pack(codes, bits, message)
-    return message
-
-
-def read_codes(message: Tensor, count: int, bits: int) -> Tensor:
-    """The inverse of `write_codes`."""
-    codes = torch.empty(count, dtype=torch.uint8)
-    kernels.unpack(message, bits, codes)
-    return codes
 
 
 def write_places(places: Tensor, num_elements: int) -> Tensor:

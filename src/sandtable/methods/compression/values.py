@@ -15,7 +15,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from sandtable.methods.compression.packing import from_bytes, packed_bytes, read_codes, to_bytes, write_codes
+from sandtable.methods.compression import kernels
+from sandtable.methods.compression.packing import from_bytes, packed_bytes, to_bytes
 
 __all__ = ["VALUE_FORMATS", "Values", "values_of"]
 
@@ -63,27 +64,14 @@ class TwoBitValues(Values):
         return _LEVEL_BYTES * -(-count // _GROUP) + packed_bytes(count, 2)
 
     def write(self, values: Tensor) -> Tensor:
-        values = values.to(torch.float32)
-        magnitude = torch.nn.functional.pad(values.abs(), (0, -values.numel() % _GROUP)).view(-1, _GROUP)
-        is_there = torch.nn.functional.pad(torch.ones_like(values), (0, -values.numel() % _GROUP)).view(-1, _GROUP)
-        is_large = (magnitude > _mean(magnitude, is_there).unsqueeze(1)).to(torch.float32)
-        is_small = is_there - is_large
-        levels = torch.stack([_mean(magnitude, is_small), _mean(magnitude, is_large)], dim=1)
-        codes = (values < 0).to(torch.uint8) * 2 + is_large.view(-1)[: values.numel()].to(torch.uint8)
-        return torch.cat([to_bytes(levels.view(-1)), write_codes(codes, 2)])
+        message = torch.empty(self.num_bytes(values.numel()), dtype=torch.uint8)
+        kernels.two_levels(values.to(torch.float32).contiguous(), message, group=_GROUP)
+        return message
 
     def read(self, message: Tensor, count: int) -> Tensor:
-        split = _LEVEL_BYTES * -(-count // _GROUP)
-        levels = from_bytes(message[:split], torch.float32).view(-1, 2)
-        codes = read_codes(message[split:], count, 2)
-        group = torch.arange(count) // _GROUP
-        values = levels[group, (codes & 1).to(torch.int64)]
-        return torch.where(codes >= 2, -values, values)
-
-
-def _mean(magnitude: Tensor, is_member: Tensor) -> Tensor:
-    """By group, of the members alone; zero where there are none."""
-    return (magnitude * is_member).sum(1) / is_member.sum(1).clamp(min=1)
+        values = torch.empty(count, dtype=torch.float32)
+        kernels.from_two_levels(message, values, group=_GROUP)
+        return values
 
 
 VALUE_FORMATS = ("exact", "float16", "bfloat16", "two-bit")

@@ -372,14 +372,6 @@ int64_t sandtable_first_not_finite(const float* v, int64_t n) {
   return -1;
 }
 
-void sandtable_pack(const uint8_t* codes, int64_t n, int bits, uint8_t* out) {
-  with_bits(bits, [=](auto width) { pack<width>(codes, n, out); });
-}
-
-void sandtable_unpack(const uint8_t* in, int64_t n, int bits, uint8_t* codes) {
-  with_bits(bits, [=](auto width) { unpack<width>(in, n, codes); });
-}
-
 // Scales of the buckets, then the codes.
 void sandtable_quantise(
     const float* v, int64_t n, int64_t bucket, int bits, int euclidean, int nearest, uint64_t key, uint8_t* out,
@@ -399,7 +391,7 @@ void sandtable_quantise(
         quantiser.round(v + first, size, first, scale, codes.data());
       }
       store(out + 4 * b, scale);
-      sandtable_pack(codes.data(), size, bits, packed + first * bits / 8);
+      with_bits(bits, [&](auto width) { pack<width>(codes.data(), size, packed + first * bits / 8); });
     }
   });
 }
@@ -415,7 +407,7 @@ void sandtable_restore(
     for (int64_t b = begin; b < end; ++b) {
       const int64_t first = b * bucket, size = std::min(bucket, n - first);
       const float unit = load<float>(in + 4 * b) / static_cast<float>(mask);
-      sandtable_unpack(packed + first * bits / 8, size, bits, codes.data());
+      with_bits(bits, [&](auto width) { unpack<width>(packed + first * bits / 8, size, codes.data()); });
       for (int64_t i = 0; i < size; ++i) {
         const int code = codes[i];
         const uint32_t sign = static_cast<uint32_t>(code >> (bits - 1)) << 31;
@@ -532,6 +524,39 @@ void sandtable_scatter(const float* values, const int64_t* places, int64_t count
 void sandtable_scatter_add(const float* values, const int64_t* places, int64_t count, float weight, float* out) {
   for (int64_t i = 0; i < count; ++i)
     out[places[i]] += weight * values[i];
+}
+
+// ---- values of two bits: a sign, and one of two magnitudes of their group; the magnitudes first, then the codes ----
+
+void sandtable_two_levels(const float* v, int64_t n, int64_t group, uint8_t* out) {
+  uint8_t* packed = out + 8 * buckets_of(n, group);
+  std::vector<uint8_t> codes(group);
+  for (int64_t first = 0; first < n; first += group, out += 8) {
+    const int64_t size = std::min(group, n - first);
+    const float* here = v + first;
+    const double sum = sum_of(here, size, [](float x) { return std::fabs(x); });
+    const float limit = static_cast<float>(sum / size);
+    const double large = sum_of(here, size, [=](float x) { return std::fabs(x) > limit ? std::fabs(x) : 0.0f; });
+    int64_t num_large = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const bool is_large = std::fabs(here[i]) > limit;
+      num_large += is_large;
+      codes[i] = static_cast<uint8_t>(2 * (here[i] < 0) + is_large);
+    }
+    store(out, static_cast<float>((sum - large) / std::max<int64_t>(size - num_large, 1)));
+    store(out + 4, static_cast<float>(large / std::max<int64_t>(num_large, 1)));
+    pack<2>(codes.data(), size, packed + first / 4);
+  }
+}
+
+void sandtable_from_two_levels(const uint8_t* in, int64_t n, int64_t group, float* out) {
+  const uint8_t* packed = in + 8 * buckets_of(n, group);
+  for (int64_t first = 0; first < n; first += group, in += 8) {
+    const float small = load<float>(in), large = load<float>(in + 4), values[4] = {small, large, -small, -large};
+    const int64_t stop = std::min(first + group, n);
+    for (int64_t i = first; i < stop; ++i)
+      out[i] = values[packed[i / 4] >> (i % 4 * 2) & 3];
+  }
 }
 
 // One place in each of k equal strata of n, drawn from the key. Both are below 2^32, so that n * k fits a word.
