@@ -6,7 +6,7 @@
     sudo python bench/side_by_side.py --quick                     # 2 hosts, made-up images, a minute
 
 Every method trains the same network on the same images in the same order, with the same optimizer and a constant
-rate, on hosts made of this machine (`sandtable.lab`). DDP goes first, for `--epochs`; what it reaches at the end, less
+rate, on hosts made of this machine (`sandtable.lab`). DDP goes first, for `--steps`; what it reaches at the end, less
 half a point, is the target. Every other method trains until it is there, for three times as long at most. Accuracy is
 that of the mean of all replicas; while it is measured the clock stands still. Bytes are what the kernel counted on the
 hosts' cables.
@@ -78,7 +78,7 @@ class Settings:
     data: str
     folder: str
     batch: int
-    epochs: float
+    steps: int
     every: int
     seed: int
     target: float | None
@@ -341,7 +341,7 @@ def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> 
             data="synthetic" if args.quick else "cifar10",
             folder=args.data,
             batch=args.batch,
-            epochs=args.epochs * (1 if target is None else 3),
+            steps=args.steps * (1 if target is None else 3),
             every=args.every,
             seed=args.seed,
             target=target,
@@ -405,11 +405,10 @@ class Training:
 
 def train(training: Training, batches: Batches, settings: Settings) -> Outcome:
     """Until the target, or for as long as allowed."""
-    allowed = round(settings.epochs * batches.steps_per_epoch)
     seconds, sent, steps, accuracy = 0.0, 0, 0, 0.0
     reached = False
-    while steps < allowed and not reached:
-        num_steps = min(settings.every, allowed - steps)
+    while steps < settings.steps and not reached:
+        num_steps = min(settings.every, settings.steps - steps)
         sent_before = sent_bytes()
         seconds += training.seconds_of(num_steps)
         sent += sent_bytes() - sent_before
@@ -473,15 +472,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rate-mbit", type=float, default=100.0)
     parser.add_argument("--cores", type=float, default=2.0, help="processors that all hosts have together")
     parser.add_argument("--batch", type=int, default=32, help="images in a step of one host")
-    parser.add_argument("--epochs", type=float, default=2.0, help="epochs of DDP")
+    parser.add_argument("--steps", type=int, default=400, help="steps of DDP")
     parser.add_argument("--every", type=int, default=25, help="steps between looks at the accuracy")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="2 hosts, made-up images, one epoch")
+    parser.add_argument("--quick", action="store_true", help="2 hosts, made-up images, few steps")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.hosts = args.hosts or ([2] if args.quick else [4, 8])
     if args.quick:
-        args.epochs, args.every, args.rate_mbit = 1.0, 10, 1000.0
+        args.steps, args.every, args.rate_mbit = 30, 10, 1000.0
     return args
 
 
