@@ -11,6 +11,7 @@ from sandtable.study.results import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["PLOTS", "draw", "write_plots"]
 
@@ -78,10 +79,19 @@ def draw(name: str, rows: Sequence[Row], *, theme: str) -> bytes:
         axes = figure.subplots()
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
         paint(axes, rows)
-        figure.legend(loc="outside lower center", ncols=3)
+        _add_legend(figure)
         out = io.BytesIO()
         figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
+
+
+def _add_legend(figure: "Figure") -> None:
+    """Below the plot, in as many columns, up to three, as there is room for."""
+    for columns in (3, 2, 1):
+        legend = figure.legend(loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _by_epoch(axes: "Axes", rows: Sequence[Row]) -> None:
