@@ -13,6 +13,7 @@ steps, so that the same bytes flow more evenly (Streaming DiLoCo, Douillard et a
 The optimizer's own momentum stays with each worker. Cost: that of the exchange, once every `period` steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class _Local(Driver):
         self._under_way: list[WeightAverage] = []
         self._hook: Any = None
         if setup.overlap and self._gradients is None and settings.averages_beside_passes(setup.compression):
-            self._hook = setup.model.register_forward_pre_hook(self._before_forward)
+            self._hook = setup.model.register_forward_pre_hook(_AtForward(self._start_next_parts))
 
     @property
     def paused(self) -> bool:
@@ -130,10 +131,8 @@ class _Local(Driver):
                 self._under_way.append(part)
                 self._lane.submit(part.mix)
 
-    def _before_forward(self, _module: object, _inputs: object) -> None:
-        # A compiled forward pass has no room for messages: they leave in step then.
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._start_due_parts(self._num_steps + 1)
+    def _start_next_parts(self) -> None:
+        self._start_due_parts(self._num_steps + 1)
 
     def _drop(self) -> None:
         """The model's weights are others than those under way."""
@@ -168,6 +167,21 @@ class _Local(Driver):
             part.load_state_dict(part_state)
         if self._gradients is not None:
             self._gradients.load_state_dict(state["gradients"])
+
+
+class _AtForward:
+    """A hook that says when the forward pass begins. In a copy of the model, or a saved one, it says nothing."""
+
+    def __init__(self, say: Callable[[], None] | None = None) -> None:
+        self._say = say
+
+    def __call__(self, _module: object, _inputs: object) -> None:
+        # A compiled forward pass has no room for messages: they leave in step then.
+        if self._say is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._say()
+
+    def __reduce__(self) -> tuple[type["_AtForward"], tuple[()]]:
+        return _AtForward, ()
 
 
 def _average(settings: LocalSGD, setup: Setup, parameters: list[Tensor], *, seed: int) -> WeightAverage:
