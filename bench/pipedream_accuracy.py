@@ -2,7 +2,7 @@
 
     python bench/pipedream_accuracy.py --data DATA               # CIFAR-10, 15 epochs, 20 minutes on two cores
     python bench/pipedream_accuracy.py --data DATA --only sgd 2-1-1 --epochs 5 --share 0.2
-    python bench/pipedream_accuracy.py --data DATA --pipedream-rate 0.05 --pipedream-momentum 0.5
+    python bench/pipedream_accuracy.py --data DATA --batch 100 --rate 0.03 --pipedream-rate 0.1
     python bench/pipedream_accuracy.py --quick                   # made-up images, 3 epochs, a minute
 
 The study's net, batches (mirrored and moved images) and schedule (a rise, then a cosine). All runs start from the same
@@ -245,12 +245,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="folder of the data sets")
     parser.add_argument("--only", nargs="+", choices=[*REPLICAS], default=[*REPLICAS])
     parser.add_argument("--epochs", type=int, help="15 unless given")
-    parser.add_argument("--batch", type=int, default=100, help="images in a minibatch")
+    parser.add_argument("--batch", type=int, default=32, help="images in a minibatch")
     parser.add_argument("--share", type=float, default=1.0, help="the part of the training images that is used")
-    parser.add_argument("--rate", type=float, default=0.03, help="highest rate of plain SGD")
+    parser.add_argument("--rate", type=float, default=0.01, help="highest rate of plain SGD")
     parser.add_argument("--momentum", type=float, default=0.9, help="momentum of plain SGD")
-    parser.add_argument("--pipedream-rate", type=float, default=0.1, help="highest rate of PipeDream")
-    parser.add_argument("--pipedream-momentum", type=float, default=0.5, help="momentum of PipeDream")
+    parser.add_argument("--pipedream-rate", type=float, default=0.08, help="highest rate of PipeDream")
+    parser.add_argument("--pipedream-momentum", type=float, default=0.0, help="momentum of PipeDream")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="made-up images, 3 epochs")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

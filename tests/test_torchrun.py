@@ -13,7 +13,8 @@ value = torch.tensor(dist.get_rank() + 1.0)
 dist.all_reduce(value)
 kinds = ("TORCHELASTIC", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "OMP_")
 names = sorted(name for name in os.environ if name.startswith(kinds))
-print(os.environ["RANK"], value.item(), torch.get_num_threads(), names, sys.argv[1:], __name__)
+said = [os.environ["RANK"], value.item(), torch.get_num_threads(), names, sys.argv[1:], __name__]
+sys.stdout.write(f"{said}\\n")  # one write: unbuffered ranks share a pipe, and print() would write piece by piece
 dist.destroy_process_group()
 """
 
