@@ -53,6 +53,8 @@ Examples:
   sandtable partition profile.json --machines 4 --bandwidth 10Gbit --devices 4 --device-bandwidth 100Gbit
 
   sandtable partition graph.txt --machines 16 --bandwidth 25Gbit --memory 16GiB --json
+
+  sandtable partition profile.json --machines 8 --bandwidth 25Gbit --minibatch-scale 0.25
 """
 
 _WIDE = 160
@@ -102,6 +104,9 @@ def partition_command(
         str | None, typer.Option(help="between devices of a machine: 100Gbit; needed where there are several")
     ] = None,
     memory: Annotated[str | None, typer.Option(help="of a device: 16GiB; without it, memory is no limit")] = None,
+    minibatch_scale: Annotated[
+        float, typer.Option(help="size of the minibatch over that of the profiled one: 0.25 for 32 images of 128")
+    ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="print the outcome as JSON")] = False,
 ) -> None:
     levels = [Level(machines=machines, bandwidth_bytes_per_s=_parsed(parse_rate, bandwidth, "--bandwidth"))]
@@ -111,7 +116,7 @@ def partition_command(
         inside = _parsed(parse_rate, device_bandwidth, "--device-bandwidth")
         levels.insert(0, Level(machines=devices, bandwidth_bytes_per_s=inside))
     room = None if memory is None else _parsed(parse_bytes, memory, "--memory")
-    chain = read_profile(profile)
+    chain = read_profile(profile).scaled(minibatch_scale)
     found = partition(chain, levels, memory_bytes=room)
     if as_json:
         print(json.dumps(partition_data(chain, levels, found), indent=1))

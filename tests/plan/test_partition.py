@@ -1,4 +1,4 @@
-"""The partitioner: published shapes, brute force, time, memory, bad input."""
+"""The partitioner: brute force, time, memory, bad input."""
 
 import itertools
 import time
@@ -144,6 +144,18 @@ def test_a_thousand_layers_on_64_machines_take_seconds():
     found = partition(chain, [Level(machines=64, bandwidth_bytes_per_s=10 * GBIT)])
     assert time.process_time() - start < 10
     assert found.machines == 64
+
+
+def test_a_larger_minibatch_takes_longer_and_sends_more_but_has_the_same_weights():
+    chain = chain_of([(0.1, 10**6, 10**7), (0.3, 3, 10**6)])
+    larger = chain.scaled(2)
+    assert larger.seconds == pytest.approx(2 * chain.seconds)
+    assert larger.cut_bytes == (2 * 10**6, 0)
+    assert [layer.activation_bytes for layer in larger.layers] == [2 * 10**6, 6]
+    assert larger.weight_bytes == chain.weight_bytes
+    for factor in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(PlanError, match="more than 0 times the profiled one"):
+            chain.scaled(factor)
 
 
 def test_graphs_become_chains_by_what_crosses():

@@ -56,6 +56,12 @@ def test_as_json_it_says_what_a_pipeline_is_made_with(profile):
     assert data["bytes_per_minibatch"] < data["data_parallel_bytes"]
 
 
+def test_a_smaller_minibatch_than_the_profiled_one_may_be_asked_for(profile):
+    arguments = (profile, "--machines", "8", "--bandwidth", "100TB", "--json")
+    whole, half = (json.loads(run(*arguments, "--minibatch-scale", scale)) for scale in ("1", "0.5"))
+    assert half["seconds_per_minibatch"] == pytest.approx(whole["seconds_per_minibatch"] / 2)
+
+
 def test_one_machine_or_fast_links_are_plain_data_parallelism(profile):
     assert "4 (plain data parallelism)" in run(profile, "--machines", "4", "--bandwidth", "100TB")
     assert json.loads(run(profile, "--machines", "1", "--bandwidth", "1Gbit", "--json"))["shape"] == "1"

@@ -5,7 +5,7 @@ between two layers of that order is crossed by every output that is still read b
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from sandtable.errors import PlanError
@@ -76,6 +76,21 @@ class Chain:
             for at in range(position[number], last):
                 cuts[at] += layers[number].activation_bytes
         return cls(tuple(layers[number] for number in order), tuple(cuts))
+
+    def scaled(self, factor: float) -> "Chain":
+        """With a minibatch `factor` times as large: times and activations grow with it, weights do not."""
+        if not 0 < factor < float("inf"):
+            raise PlanError(f"a minibatch must be more than 0 times the profiled one, but got {factor:g}; try 0.5 or 2")
+        layers = tuple(
+            replace(
+                layer,
+                forward_s=layer.forward_s * factor,
+                backward_s=layer.backward_s * factor,
+                activation_bytes=round(layer.activation_bytes * factor),
+            )
+            for layer in self.layers
+        )
+        return Chain(layers, tuple(round(size * factor) for size in self.cut_bytes))
 
     def __len__(self) -> int:
         return len(self.layers)
