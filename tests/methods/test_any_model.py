@@ -115,6 +115,30 @@ def _frozen() -> tuple[Tensor, Tensor]:
     return before, flat_weights(model)
 
 
+def _channels_last(*, overlap: bool) -> Tensor:
+    model = _images()
+    parallel = DataParallel(model, _fused(model), overlap=overlap, bucket_bytes=200)
+    for step in range(3):
+        model(_pictures(step, dist.get_rank())).square().mean().backward()
+        parallel.step()
+    parallel.close()
+    return flat_weights(model)
+
+
+def _images() -> nn.Module:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _fused(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+
+
+def _pictures(step: int, rank: int) -> Tensor:
+    return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
 def _refusals() -> list[str]:
     found = []
     embedding, plain = nn.Embedding(4, 2, sparse=True), make_model()
@@ -146,6 +170,8 @@ def _everything() -> dict[str, Any]:
         "embedding bulk": _embedding(BulkSynchronous()),
         "embedding local": _embedding(LocalSGD(1)),
         "frozen": _frozen(),
+        "channels last": _channels_last(overlap=False),
+        "channels last with overlap": _channels_last(overlap=True),
         "refusals": _refusals(),
     }
 
@@ -209,6 +235,18 @@ def test_frozen_parameters_stay(ranks):
     before, after = ranks[0]["frozen"]
     assert torch.equal(before[:96], after[:96])
     assert not torch.equal(before[96:], after[96:])
+
+
+@pytest.mark.parametrize("name", ["channels last", "channels last with overlap"])
+def test_a_fused_optimizer_finds_gradients_laid_out_like_their_parameters(ranks, name):
+    model = _images()
+    optimizer = _fused(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.cat([_pictures(step, rank) for rank in range(2)])).square().mean().backward()
+        optimizer.step()
+    for found in ranks:
+        torch.testing.assert_close(found[name], flat_weights(model), rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_work_is_refused_with_the_remedy(ranks):

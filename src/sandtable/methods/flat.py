@@ -92,9 +92,16 @@ class Vector:
         """Give each parameter its part of the vector as gradient; none where no rank has one."""
         used = (self.flags != 0).tolist() if len(self.flags) else [True] * len(self.parameters)
         for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
-            parameter.grad = view if is_used else None
+            parameter.grad = _laid_out_like(parameter, view) if is_used else None
 
     def _gradient(self, index: int) -> Tensor:
         gradient = self.parameters[index].grad
         assert gradient is not None
         return gradient
+
+
+def _laid_out_like(parameter: Tensor, view: Tensor) -> Tensor:
+    """The view, or a copy: fused optimizers go through memory, so a gradient must lie there as its parameter does."""
+    if parameter.stride() == view.stride():
+        return view
+    return torch.empty_like(parameter).copy_(view)
