@@ -26,6 +26,7 @@ from sandtable.methods import (
     NoCompression,
     NoLoCo,
     PostLocalSGD,
+    RandomK,
     SlowMo,
     Sync,
     Threshold,
@@ -152,6 +153,12 @@ def test_illegal_combinations_are_refused_with_rule_and_remedy():
     for combination in refused:
         with pytest.raises(MethodError, match=r"must .*, but got .*; try "):
             check_combination(*combination, num_ranks=_WORLD)
+
+
+def test_what_overshoots_as_a_change_of_weights_is_refused_before_there_is_a_model():
+    with pytest.raises(MethodError, match=r"must .*, but .* overshoots; try "):
+        check_combination(LocalSGD(2), Gossip(), RandomK(0.1), num_ranks=_WORLD)
+    check_combination(LocalSGD(2), AllReduce(), RandomK(0.1), num_ranks=_WORLD)
 
 
 @pytest.mark.parametrize(("sync", "exchange"), [(BulkSynchronous(), Gossip()), (LocalSGD(2), AllReduce())], ids=str)

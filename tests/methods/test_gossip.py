@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from tests.methods.lossy import LargestHalf
 from tests.methods.processes import run
-from torch import Tensor
+from torch import Tensor, nn
 
 from sandtable.errors import MethodError
-from sandtable.methods import Exchange, Gossip, NoCompression
+from sandtable.methods import DataParallel, Exchange, Gossip, Hierarchical, LocalSGD, NoCompression, RandomK
 from sandtable.methods.compression import Codec, Compression
 from sandtable.methods.exchange import Line
 from sandtable.methods.exchange.partners import RotatingPartners
@@ -143,6 +143,22 @@ def _overshoot() -> str:
 
 def test_a_compression_that_overshoots_is_refused_for_weights():
     assert "try a compression such as TopK(0.01)" in run(2, _overshoot)[0]
+
+
+def _refuse_on_every_rank() -> str:
+    """Only the first rank of a node makes the outer mixer, but all must hear of what it cannot carry."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = Hierarchical(nodes=1, outer=Gossip())
+    try:
+        DataParallel(model, optimizer, sync=LocalSGD(2), exchange=exchange, compression=RandomK(0.2))
+    except MethodError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_what_the_outer_exchange_of_weights_refuses_is_refused_by_every_rank():
+    assert all("overshoots" in found for found in run(2, _refuse_on_every_rank))
 
 
 def test_a_matrix_of_another_size_is_refused():

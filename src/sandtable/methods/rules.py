@@ -6,9 +6,12 @@ Settings refuse impossible values of their own when they are made; here stands w
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from sandtable.errors import MethodError
 from sandtable.methods.compression import Compression
-from sandtable.methods.exchange import Exchange, Hierarchical
+from sandtable.methods.exchange import Exchange, Hierarchical, Line
+from sandtable.methods.flat import Vector
 from sandtable.methods.server import ParameterServer
 from sandtable.methods.server.discipline import check_sync
 from sandtable.methods.server.hosting import hosting_ranks
@@ -71,6 +74,14 @@ def check_combination(
     for rule in RULES:
         if rule.is_broken_by(combination):
             raise MethodError(f"{rule.text}, but got {combination}; {rule.remedy}")
+    if isinstance(sync, LocalSGD):
+        exchange.check_weights(_sample_line(compression))
+
+
+def _sample_line(compression: Compression) -> Line:
+    """Of any model: what an exchange of weights cannot carry shows in a few of them."""
+    weights = Vector([torch.zeros(_SAMPLE_ELEMENTS)])
+    return Line.of(weights, compression, seed=0)
 
 
 def _check_served(sync: Sync, exchange: ParameterServer, compression: Compression, *, num_ranks: int) -> None:
@@ -162,4 +173,5 @@ RULES = (
     ),
 )
 
+_SAMPLE_ELEMENTS = 4096
 _EXAMPLES = {"sync": "LocalSGD(16)", "exchange": "AllReduce()", "compression": "NoCompression()"}

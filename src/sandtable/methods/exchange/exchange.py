@@ -137,6 +137,9 @@ class Exchange(ABC):
         """The same for a mixer of weights."""
         return self.cost(num_ranks, line)
 
+    def check_weights(self, line: Line) -> None:  # noqa: B027
+        """Refuse weights of that line, on every rank alike, if a mixer of weights cannot carry them."""
+
     def every_step(self, wire: Wire) -> "tuple[Exchange, Wire] | None":
         """What averages gradients at every step even if weights are averaged seldom: links too fast to spare."""
         return None

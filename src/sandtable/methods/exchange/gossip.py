@@ -18,7 +18,7 @@ import torch
 
 from sandtable.errors import MethodError
 from sandtable.methods.exchange.exchange import Cost, Exchange, Line, Mixer
-from sandtable.methods.exchange.pairwise import PairwiseMixer
+from sandtable.methods.exchange.pairwise import PairwiseMixer, check_never_overshoots
 from sandtable.methods.exchange.partners import FixedPartners, Partners, RotatingPartners
 from sandtable.methods.flat import Vector
 from sandtable.methods.wire import Wire
@@ -62,14 +62,20 @@ class Gossip(Exchange):
     def weight_mixer(self, wire: Wire, line: Line) -> Mixer:
         if not line.is_compressed:
             return self.mixer(wire, line)
+        self.check_weights(line)
         if self.matrix is None:
             return PairwiseMixer(wire, line, RotatingPartners(wire.size, powers_of_two=True))
-        if not FixedPartners(self.matrix).is_symmetric:
+        return PairwiseMixer(wire, line, self.partners(wire.size))
+
+    def check_weights(self, line: Line) -> None:
+        if not line.is_compressed:
+            return
+        if self.matrix is not None and not FixedPartners(self.matrix).is_symmetric:
             raise MethodError(
                 "compressed weights need a symmetric mixing matrix, since neighbours keep what they told each other, "
                 "but this one is not; give a symmetric matrix, or exchange gradients with BulkSynchronous()"
             )
-        return PairwiseMixer(wire, line, self.partners(wire.size))
+        check_never_overshoots(line)
 
     def cost(self, num_ranks: int, line: Line) -> Cost:
         # Whoever codes once for all partners decodes once for each.

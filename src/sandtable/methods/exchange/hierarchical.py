@@ -65,9 +65,14 @@ class Hierarchical(Exchange):
 
     def weight_mixer(self, wire: Wire, line: Line) -> Mixer:
         """The ranks of a node have the same weights already: its gradients were averaged at every step."""
+        # First ranks alone make the outer mixer; what it refuses all must refuse, or the others would wait for ever.
+        self.check_weights(line)
         inside, between = wire.divide(self.nodes)
         outer = None if between is None else self.outer.weight_mixer(between, line)
         return _TwoLevels(inside, inner=None, outer=outer)
+
+    def check_weights(self, line: Line) -> None:
+        self.outer.check_weights(line)
 
     def cost(self, num_ranks: int, line: Line) -> Cost:
         return self.outer.cost(self.nodes, line)

@@ -29,7 +29,7 @@ from sandtable.methods.exchange.partners import Partners
 from sandtable.methods.flat import Vector
 from sandtable.methods.wire import Wire
 
-__all__ = ["PairwiseMixer"]
+__all__ = ["PairwiseMixer", "check_never_overshoots"]
 
 _SAMPLE_ELEMENTS = 4096
 
@@ -42,7 +42,6 @@ class PairwiseMixer(Mixer):
         self._line = line
         self._partners = partners
         self._compression = _without_feedback(line.compression)
-        _check_never_overshoots(self._compression, line)
         self._pairs: dict[int, _Pair] = {}
         self._start: Tensor | None = None
 
@@ -75,6 +74,21 @@ class PairwiseMixer(Mixer):
         self._pairs.clear()
         for peer, pair in state["pairs"].items():
             self._pair(int(peer)).load_state_dict(pair)
+
+
+def check_never_overshoots(line: Line) -> None:
+    """What is left to tell must shrink with every message: refuse a code that leaves more than there was."""
+    compression = _without_feedback(line.compression)
+    size = min(line.num_elements, _SAMPLE_ELEMENTS)
+    sample = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(line.device, line.dtype)
+    codec = compression.codec(size, line.dtype, line.device, seed=line.seed)
+    decoded = torch.empty_like(sample)
+    codec.decode(codec.encode(sample), decoded)
+    if (sample - decoded).norm() > sample.norm():
+        raise MethodError(
+            "compressed gossip of weights must send what brings partners nearer, but without error feedback "
+            f"{compression} overshoots; try a compression such as TopK(0.01), or exchange=AllReduce()"
+        )
 
 
 class _Pair:
@@ -120,17 +134,3 @@ def _without_feedback(compression: Compression) -> Compression:
     changes = {name: value for name, value in off.items() if name in names}
     plain: Compression = replace(settings, **changes) if changes else settings
     return plain
-
-
-def _check_never_overshoots(compression: Compression, line: Line) -> None:
-    """What is left to tell must shrink with every message: refuse a code that leaves more than there was."""
-    size = min(line.num_elements, _SAMPLE_ELEMENTS)
-    sample = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(line.device, line.dtype)
-    codec = compression.codec(size, line.dtype, line.device, seed=line.seed)
-    decoded = torch.empty_like(sample)
-    codec.decode(codec.encode(sample), decoded)
-    if (sample - decoded).norm() > sample.norm():
-        raise MethodError(
-            "compressed gossip of weights must send what brings partners nearer, but without error feedback "
-            f"{compression} overshoots; try a compression such as TopK(0.01), or exchange=AllReduce()"
-        )
