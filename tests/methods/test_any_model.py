@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import AllReduce, BulkSynchronous, DataParallel, Gossip, Hierarchical, LocalSGD
+from sandtable.methods import (
+    QSGD,
+    AllReduce,
+    BulkSynchronous,
+    Compression,
+    DataParallel,
+    Gossip,
+    Hierarchical,
+    LocalSGD,
+    ParameterServer,
+    TopK,
+)
 
 
 class _Branches(nn.Module):
@@ -139,6 +150,22 @@ def _pictures(step: int, rank: int) -> Tensor:
     return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
+def _used_by_turns(compression: Compression, **settings: Any) -> dict[str, Tensor]:
+    """How far the weights are from the sum of all gradients, after many steps that use the other branch."""
+    model = nn.ModuleDict({"early": nn.Linear(8, 1, bias=False), "late": nn.Linear(8, 1, bias=False)})
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    parallel = DataParallel(model, torch.optim.SGD(model.parameters(), lr=1.0), compression=compression, **settings)
+    total = torch.zeros(1, 8)
+    for step in range(60):
+        inputs = torch.randn(1, 8, generator=torch.Generator().manual_seed(step))
+        total += inputs if step < 5 else 0
+        (model["early"](inputs) if step < 5 else model["late"](inputs / 100)).sum().backward()
+        parallel.step()
+    parallel.close()
+    return {"total": total, "stepped": -flat_weights(model["early"]).view(1, 8)}
+
+
 def _refusals() -> list[str]:
     found = []
     embedding, plain = nn.Embedding(4, 2, sparse=True), make_model()
@@ -172,6 +199,8 @@ def _everything() -> dict[str, Any]:
         "frozen": _frozen(),
         "channels last": _channels_last(overlap=False),
         "channels last with overlap": _channels_last(overlap=True),
+        **{f"by turns {compression}": _used_by_turns(compression) for compression in (TopK(0.1), QSGD(4))},
+        "by turns served": _used_by_turns(TopK(0.1), exchange=ParameterServer(shards=2)),
         "refusals": _refusals(),
     }
 
@@ -247,6 +276,13 @@ def test_a_fused_optimizer_finds_gradients_laid_out_like_their_parameters(ranks,
         optimizer.step()
     for found in ranks:
         torch.testing.assert_close(found[name], flat_weights(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["TopK(0.1)", "QSGD(4)", "served"])
+def test_what_was_held_back_of_a_parameter_arrives_also_when_nobody_uses_it(ranks, name):
+    for found in ranks:
+        turns = found[f"by turns {name}"]
+        torch.testing.assert_close(turns["stepped"], turns["total"], rtol=0, atol=0.1)
 
 
 def test_what_cannot_work_is_refused_with_the_remedy(ranks):

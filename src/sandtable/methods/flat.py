@@ -94,6 +94,12 @@ class Vector:
         for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
             parameter.grad = _laid_out_like(parameter, view) if is_used else None
 
+    @torch.no_grad()
+    def use_what_came(self) -> None:
+        """A parameter without a gradient here has one all the same if the exchange has brought one."""
+        for index in (self.flags == 0).nonzero().flatten().tolist() if len(self.flags) else ():
+            self.flags[index] = float(bool(self.views[index].any()))
+
     def _gradient(self, index: int) -> Tensor:
         gradient = self.parameters[index].grad
         assert gradient is not None

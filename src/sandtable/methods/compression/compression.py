@@ -36,6 +36,8 @@ class Compression(ABC):
     """Only some components are sent; the others are not touched by `add`."""
     is_lossless: ClassVar[bool] = False
     """`decode` gives back exactly what `encode` was given."""
+    keeps_zeros: ClassVar[bool] = True
+    """A component that is zero, and has no residual, is zero for whoever reads the message."""
 
     @property
     def sum_dtype(self) -> torch.dtype | None:

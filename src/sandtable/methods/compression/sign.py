@@ -7,6 +7,7 @@ SignSGD, 2019, arXiv:1901.09847). The first to do it: Seide et al., 1-Bit Stocha
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ __all__ = ["Sign"]
 @dataclass(frozen=True, slots=True, repr=False)
 class Sign(Compression):
     """A bit a component and a scale a bucket: 4 * ceil(n / bucket) + ceil(n / 8) bytes."""
+
+    keeps_zeros: ClassVar[bool] = False
 
     bucket: int = 4096
     error_feedback: bool = True

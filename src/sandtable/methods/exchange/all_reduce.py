@@ -124,6 +124,7 @@ class _NarrowSum(Mixer):
         def finish() -> None:
             wait()
             vector.whole.copy_(whole)
+            vector.use_what_came()
 
         return finish
 
@@ -151,6 +152,8 @@ class _Gathered(Mixer):
             body = len(message) - self._line.num_flags
             self._codec.add(message[:body], vector.data, weight)
             vector.flags.add_(message[body:])
+        if self._line.compression.keeps_zeros:
+            vector.use_what_came()
 
     def state_dict(self) -> dict[str, Any]:
         return self._codec.state_dict()
@@ -172,6 +175,7 @@ class _Reduced(Mixer):
         self._reducer.reduce(vector.views, self._mean)
         if len(vector.flags):
             self._mean(vector.flags)
+            vector.use_what_came()
 
     def _mean(self, tensor: Tensor) -> None:
         self._add_up(self._wire, tensor)()

@@ -54,6 +54,8 @@ class ByShares(Mixer):
         means[own] = message
         for part, codec in enumerate(self._out):
             codec.decode(means[part], parts[part])
+        if self._line.compression.keeps_zeros:
+            vector.use_what_came()
 
     def state_dict(self) -> dict[str, Any]:
         return {"out": [codec.state_dict() for codec in self._out], "mean": self._mean.state_dict()}

@@ -116,7 +116,7 @@ class _Plain(Mixer):
         vector.data.mul_(self._partners.own_weight(rank, turn))
         for peer, weight in sources.items():
             vector.data.add_(arrived[peer], alpha=weight)
-        _use_what_came(vector)
+        vector.use_what_came()
 
 
 class _Compressed(Mixer):
@@ -137,19 +137,13 @@ class _Compressed(Mixer):
         vector.data.mul_(self._partners.own_weight(rank, turn))
         for peer, weight in sources.items():
             self._codec.add(arrived[peer], vector.data, weight)
-        _use_what_came(vector)
+        vector.use_what_came()
 
     def state_dict(self) -> dict[str, Any]:
         return self._codec.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._codec.load_state_dict(state)
-
-
-def _use_what_came(vector: Vector) -> None:
-    """A parameter unused here has a gradient all the same if a partner sent one."""
-    for index in (vector.flags == 0).nonzero().flatten().tolist() if len(vector.flags) else ():
-        vector.flags[index] = float(bool(vector.views[index].any()))
 
 
 def _check_matrix(rows: tuple[tuple[float, ...], ...]) -> None:

@@ -68,6 +68,7 @@ class Decoder:
     def __init__(self, parts: Sequence[ShardPart], compression: SettingsOfCodec | None) -> None:
         self._parts = parts
         self._num_pieces = sum(len(part.pieces) for part in parts)
+        self._has_residuals = compression is not None and getattr(compression, "keeps_zeros", True)
         self._codecs = [None if compression is None else _make(compression, part, _CPU, 0) for part in parts]
 
     def decode(self, message: Message) -> Gradient:
@@ -83,7 +84,16 @@ class Decoder:
         for part, codec, length in zip(self._parts, self._codecs, lengths, strict=True):
             vectors.append(_decode(part, codec, message.payload[offset : offset + length]))
             offset += length
+        if absent and self._has_residuals:
+            absent = self._not_named(vectors, absent)
         return Gradient(vectors, frozenset(absent))
+
+    def _not_named(self, vectors: Sequence[Tensor], absent: Sequence[int]) -> list[int]:
+        """Without the pieces of which the push brings something all the same: what earlier ones have held back."""
+        views: list[Tensor] = []
+        for part, vector in zip(self._parts, vectors, strict=True):
+            views += torch.split(vector, [piece.stop - piece.start for piece in part.pieces])
+        return [number for number in absent if not views[number].any()]
 
 
 def lossy(compression: SettingsOfCodec | None) -> SettingsOfCodec | None:
