@@ -42,6 +42,7 @@ class GradientExchange:
         self._mixers = [exchange.mixer(wire, line) for line in self._lines]
         self._waiting_for: list[set[int]] = []
         self._next_bucket = 0
+        self._left: list[tuple[Tensor, Tensor | None, int]] = []
         self._hooks: list[Any] = []
         self._forget()
         if setup.overlap:
@@ -49,6 +50,7 @@ class GradientExchange:
 
     def finish(self) -> None:
         """Everything is exchanged, and the parameters have the gradients to step with."""
+        self._check_unchanged()
         while self._next_bucket < len(self._buckets):
             self._dispatch()
         self._lane.wait()
@@ -80,6 +82,7 @@ class GradientExchange:
     def _forget(self) -> None:
         self._waiting_for = [set(range(len(bucket.parameters))) for bucket in self._buckets]
         self._next_bucket = 0
+        self._left = []
 
     def _watch(self) -> None:
         for number, bucket in enumerate(self._buckets):
@@ -98,9 +101,21 @@ class GradientExchange:
                 )
             self._waiting_for[number].discard(index)
             while self._next_bucket < len(self._buckets) and not self._waiting_for[self._next_bucket]:
+                leaving = self._buckets[self._next_bucket].parameters
+                self._left += [(parameter, parameter.grad, _version(parameter)) for parameter in leaving]
                 self._dispatch()
 
         return tick
+
+    def _check_unchanged(self) -> None:
+        """What the training loop does to a gradient that has left reaches nobody, this rank neither."""
+        for parameter, gradient, then in self._left:
+            if parameter.grad is not gradient or _version(parameter) != then:
+                raise MethodError(
+                    "a gradient must not change after it has left, but one was changed between the backward pass and "
+                    "step(); to clip the mean, give the optimizer a hook (register_step_pre_hook), and to clip each "
+                    "rank's own, give overlap=False"
+                )
 
     def _dispatch(self) -> None:
         number, turn = self._next_bucket, self._turn
@@ -108,6 +123,11 @@ class GradientExchange:
         self._next_bucket += 1
         bucket.load_gradients()
         self._lane.submit(mixer.start(bucket, turn=turn))
+
+
+def _version(parameter: Tensor) -> int:
+    """How often the gradient has been written to."""
+    return -1 if parameter.grad is None else parameter.grad._version
 
 
 def _holds(parameters: tuple[Tensor, ...], parameter: Tensor) -> bool:
