@@ -22,26 +22,29 @@ class Buffers:
     def __init__(self, model: nn.Module, wire: Wire, *, policy: str) -> None:
         if policy not in _POLICIES:
             raise MethodError(f'buffers must be "average", "first" or "local", but got {policy!r}; try "average"')
+        self._model = model
         self._wire = wire
         self._policy = policy
-        buffers: list[Tensor] = list(model.buffers())
-        self._floating = [buffer for buffer in buffers if buffer.is_floating_point()]
-        self._others = [buffer for buffer in buffers if not buffer.is_floating_point()]
 
     def start_equal(self) -> None:
         if self._policy != "local":
-            self._take_first(self._floating + self._others)
+            self._take_first(self._now())
 
     def exchange(self) -> None:
+        buffers = self._now()
         if self._policy == "average":
-            for vector in flatten(self._floating):
+            for vector in flatten(buffer for buffer in buffers if buffer.is_floating_point()):
                 vector.load_weights()
                 self._wire.all_reduce(vector.data)
                 vector.data.div_(self._wire.size)
                 vector.store_weights()
-            self._take_first(self._others)
+            self._take_first([buffer for buffer in buffers if not buffer.is_floating_point()])
         elif self._policy == "first":
-            self._take_first(self._floating + self._others)
+            self._take_first(buffers)
+
+    def _now(self) -> list[Tensor]:
+        """Those the model has now: a module may put a new tensor in the place of an old one at any time."""
+        return list(self._model.buffers())
 
     def _take_first(self, buffers: list[Tensor]) -> None:
         for vector in flatten(buffers):
