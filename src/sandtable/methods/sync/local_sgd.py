@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sandtable.errors import MethodError
 from sandtable.methods.compression import Compression, NoCompression
@@ -170,14 +170,19 @@ class _Local(Driver):
 
 
 class _AtForward:
-    """A hook that says when the forward pass begins. In a copy of the model, or a saved one, it says nothing."""
+    """A hook that says when a forward pass of the training begins: one in training mode, with gradients.
+
+    An evaluation on some of the ranks must not send what the others do not wait for. In a copy of the model, or a saved
+    one, it says nothing.
+    """
 
     def __init__(self, say: Callable[[], None] | None = None) -> None:
         self._say = say
 
-    def __call__(self, _module: object, _inputs: object) -> None:
+    def __call__(self, module: nn.Module, _inputs: object) -> None:
+        is_training = module.training and torch.is_grad_enabled()
         # A compiled forward pass has no room for messages: they leave in step then.
-        if self._say is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self._say is not None and is_training and not torch.compiler.is_compiling():
             self._say()
 
     def __reduce__(self) -> tuple[type["_AtForward"], tuple[()]]:
