@@ -10,6 +10,7 @@ gradients after they were averaged, give the optimizer a hook (`optimizer.regist
 """
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,7 @@ class DataParallel:
     passes, where the method allows it. `buffers` (running statistics of
     BatchNorm): "average", as "first" rank has them, or "local"; they are exchanged in `synchronize`, since averaging
     them at the end equals averaging them at every step (running means are linear). Parameters that do not require
-    gradients stay as they are.
+    gradients stay as they are; to train one later, make a new object.
 
     With a `ParameterServer` the weights live in shards on some of the ranks, updated there by an optimizer of the same
     kind; this one is not stepped, but the learning rates a scheduler gives it are taken over. Call `close` at the end.
@@ -80,7 +81,9 @@ class DataParallel:
         )
         if bucket_bytes < 1:
             raise MethodError(f"bucket_bytes must be 1 or more, but got {bucket_bytes}; DDP takes 25 MiB")
+        _check_steps_alone(optimizer)
         self._parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
+        self._frozen = tuple(parameter for parameter in model.parameters() if not parameter.requires_grad)
         if not self._parameters:
             raise MethodError("a model must have a parameter that requires a gradient, but this one has none to train")
         sends_gradients = self.sync.exchanges_gradients or isinstance(self.exchange, Hierarchical)
@@ -131,6 +134,7 @@ class DataParallel:
 
     def step(self) -> None:
         """Exchange what is due, take the optimizer's step, clear the gradients."""
+        self._check_frozen()
         self._driver.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.record.count_step()
@@ -184,6 +188,13 @@ class DataParallel:
     def _method(self) -> str:
         return f"{self.sync}, {self.exchange}, {self.compression} on {self.wire.size} ranks"
 
+    def _check_frozen(self) -> None:
+        if any(parameter.requires_grad for parameter in self._frozen):
+            raise MethodError(
+                "all parameters that are trained must be exchanged, but one requires a gradient now that did not when "
+                "this object was made; after requires_grad_(), close() it and make a new DataParallel(model, optimizer)"
+            )
+
     def _start_equal(self, model: nn.Module) -> None:
         for vector in flatten(parameter.detach() for parameter in model.parameters()):
             vector.load_weights()
@@ -199,6 +210,18 @@ class DataParallel:
             self.wire.all_reduce(vector.data)
             vector.data.div_(self.wire.size)
             vector.store_weights()
+
+
+def _check_steps_alone(optimizer: Optimizer) -> None:
+    """`step` has no closure to give: gradients are exchanged once for each backward pass, before it."""
+    _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [each.name for each in arguments if each.kind in named and each.default is inspect.Parameter.empty]
+    if needed:
+        raise MethodError(
+            f"an optimizer must step without arguments, but {type(optimizer).__name__}.step needs {', '.join(needed)}; "
+            "try torch.optim.AdamW, or for L-BFGS sandtable.methods.distbelief.Sandblaster"
+        )
 
 
 def _sparse_parameters(model: nn.Module) -> list[Tensor]:

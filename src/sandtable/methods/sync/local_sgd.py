@@ -44,6 +44,8 @@ class LocalSGD(Sync):
     def __post_init__(self) -> None:
         if self.period < 1:
             raise MethodError(f"period must be 1 or more steps, but got {self.period}; 1 averages after every step")
+        if self.period != int(self.period):
+            raise MethodError(f"period must be a whole number of steps, but got {self.period}; try {int(self.period)}")
         if self.average not in ("after", "before"):
             raise MethodError(f'average must be "after" or "before" the step, but got {self.average!r}; try "after"')
         if self.average == "before" and self.outer is not None:
