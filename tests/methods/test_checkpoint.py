@@ -43,6 +43,7 @@ def _interrupted(directory: Path, name: str) -> dict[str, Any]:
     if dist.get_rank() == 0:
         shutil.copytree(directory / "step-3", directory / "step-9")
         (directory / "step-9" / ".metadata").unlink()
+        shutil.copytree(directory / "step-2", directory / "step-2-to-keep")
     dist.barrier()
     other, resumed, again = _made(directory, name)
     first = again.load()

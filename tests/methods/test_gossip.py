@@ -165,3 +165,8 @@ def test_a_matrix_of_another_size_is_refused():
     with pytest.raises(MethodError, match="a row for each of the 4 ranks"):
         Gossip([[0.5, 0.5], [0.5, 0.5]]).check(4)
     assert not dist.is_initialized()
+
+
+def test_a_matrix_of_what_is_no_number_is_refused():
+    with pytest.raises(MethodError, match="weights of 0 or more"):
+        Gossip([[float("nan")] * 2] * 2)

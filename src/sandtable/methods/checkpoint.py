@@ -112,7 +112,11 @@ class ReplicaCheckpoints:
 
     def _whole(self) -> list[Path]:
         """Folders of checkpoints that were written to the end, the newest first."""
-        folders = [folder for folder in self._directory.glob(f"{_STEP}*") if (folder / _WHOLE).exists()]
+        folders = [
+            folder
+            for folder in self._directory.glob(f"{_STEP}*")
+            if folder.name.removeprefix(_STEP).isdecimal() and (folder / _WHOLE).exists()
+        ]
         return sorted(folders, key=lambda folder: int(folder.name.removeprefix(_STEP)), reverse=True)
 
 

@@ -34,6 +34,11 @@ class Wire:
             )
         self.group: dist.ProcessGroup = dist.group.WORLD if group is None else group  # type: ignore[assignment]
         self.rank = dist.get_rank(self.group)
+        if self.rank < 0:
+            raise MethodError(
+                f"a rank must be in the group it trains with, but rank {dist.get_rank()} of all is not in this one; "
+                "let only the members of a group make the object"
+            )
         self.size = dist.get_world_size(self.group)
         self.counters = Counters()
         self.branches: list[Wire] = []

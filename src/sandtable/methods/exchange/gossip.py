@@ -150,8 +150,8 @@ def _check_matrix(rows: tuple[tuple[float, ...], ...]) -> None:
     size = len(rows)
     if any(len(row) != size for row in rows):
         raise MethodError(f"the matrix of Gossip must be square, but {size} rows have {sorted(map(len, rows))} columns")
-    if any(value < 0 for row in rows for value in row):
-        raise MethodError("the matrix of Gossip must have no negative weight; spread the rest over the other ranks")
+    if not all(value >= 0 for row in rows for value in row):
+        raise MethodError("the matrix of Gossip must have weights of 0 or more; spread the rest over the other ranks")
     sums = [sum(row) for row in rows] + [sum(column) for column in zip(*rows, strict=True)]
     worst = max(sums, key=lambda value: abs(value - 1), default=1.0)
     if abs(worst - 1) > _TOLERANCE:

@@ -35,6 +35,9 @@ class Hierarchical(Exchange):
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise MethodError(f"nodes must be 1 or more, but got {self.nodes}; give the number of machines")
+        for name, level in (("inner", self.inner), ("outer", self.outer)):
+            if not isinstance(level, Exchange):
+                raise MethodError(f"{name} must be an Exchange between ranks, but got {level!r}; try AllReduce()")
         if not self.inner.reaches_all:
             raise MethodError(
                 f"the inner exchange must leave a node of one mind, but {self.inner} does not; try inner=AllReduce()"
