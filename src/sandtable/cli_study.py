@@ -125,7 +125,7 @@ def _prepare(assignment: Assignment, only: Sequence[str], console: Console) -> N
     file = assignment.save()
     for method in methods:
         index = assignment.settings.index_of(method.name)
-        console.print(f"[dim]# {method.name}[/dim]", highlight=False)
+        console.print(f"[dim]# {escape(method.name)}[/dim]", highlight=False)
         print(f"torchrun --nnodes ... --nproc-per-node ... -m sandtable.study.worker {file} {index}")
 
 

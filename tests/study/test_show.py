@@ -106,6 +106,18 @@ def test_progress_in_a_file_is_a_line_an_epoch() -> None:
     assert len(lines) == 2
 
 
+def test_names_with_brackets_are_printed_as_they_are() -> None:
+    file, name = io.StringIO(), "top-k [dgc] [/dgc]"
+    console = Console(file=file, width=200)
+    with TerminalView(console) as view:
+        view.begin([Method(name=name)], stored=[])
+        view.start(Method(name=name))
+        view.advance({"done": 1, "total": 1, "epoch": 1, "accuracy": 0.5, "loss": 1.25, "is_last": True})
+        view.end(replace(RUNS[0], name=name))
+    print_table(compare([replace(RUNS[0], name=name)]), StudySettings(), console)
+    assert file.getvalue().count(name) == 3
+
+
 def test_plots_are_written_and_are_not_empty(tmp_path: Path) -> None:
     files = write_plots(compare(RUNS), tmp_path / "new")
     assert [file.name for file in files] == [f"{name}.png" for name in PLOTS]

@@ -50,3 +50,10 @@ def test_name_that_is_not_exported_is_refused(module: ModuleType) -> None:
 def test_wrong_arguments_are_one_message(module: ModuleType) -> None:
     with pytest.raises(StudyError, match="Outer must be given its own arguments"):
         parse("Outer()").build(module)
+
+
+def test_arguments_of_the_wrong_kind_are_one_message() -> None:
+    module = ModuleType("numbers")
+    vars(module).update(__all__=["number"], number=float)
+    with pytest.raises(StudyError, match="number must be given its own arguments"):
+        parse("number('many')").build(module)

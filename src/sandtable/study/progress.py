@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sandtable.study.method import Method
@@ -58,7 +59,7 @@ class TerminalView:
     def start(self, method: Method) -> None:
         note = "workers are starting"
         self._name = method.name
-        self._run = self._bars.add_task(f"[bold]{method.name}[/bold]", total=None, note=note)
+        self._run = self._bars.add_task(f"[bold]{escape(method.name)}[/bold]", total=None, note=note)
 
     def advance(self, what: dict[str, Any]) -> None:
         assert self._run is not None
@@ -70,7 +71,7 @@ class TerminalView:
             note = f"epoch {what['epoch']}: accuracy {what['accuracy']:.2%}, loss {what['loss']:.3f}"
             self._bars.update(self._run, note=note)
             if not self._console.is_terminal:
-                self._console.print(f"{self._name}, {note}", highlight=False, soft_wrap=True)
+                self._console.print(f"{escape(self._name)}, {note}", highlight=False, soft_wrap=True)
 
     def end(self, run: Run) -> None:
         assert self._run is not None
@@ -79,7 +80,7 @@ class TerminalView:
         self._num_ended += 1
         self._bars.update(self._study, completed=float(self._num_ended))
         self._console.print(
-            f"{self._num_ended}/{self._num_runs} {run.name}: accuracy {run.accuracy:.2%} "
+            f"{self._num_ended}/{self._num_runs} {escape(run.name)}: accuracy {run.accuracy:.2%} "
             f"in {format_seconds(run.seconds)}, {format_seconds(run.communication_s)} of it communication",
             highlight=False,
             soft_wrap=True,

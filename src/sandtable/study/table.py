@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sandtable.study.comparison import Row
@@ -62,7 +63,7 @@ def print_table(rows: Sequence[Row], settings: StudySettings, console: Console) 
     for place in shown:
         table.add_column(COLUMNS[place][0], justify="right" if place else "left", no_wrap=True)
     for line in lines:
-        table.add_row(*(line[place] for place in shown))
+        table.add_row(*(escape(line[place]) for place in shown))
     console.print(table)
     if len(shown) < len(COLUMNS):
         left_out = ", ".join(name for place, (name, _) in enumerate(COLUMNS) if place not in shown)

@@ -31,7 +31,7 @@ class Word:
         named = {key: _built(value, module) for key, value in self.named}
         try:
             return getattr(module, self.name)(*positional, **named)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise StudyError(f"{self.name} must be given its own arguments, but: {error}; see its docstring") from None
 
 
