@@ -175,6 +175,8 @@ def test_an_adaptive_threshold_sends_its_share_whatever_the_scale(length) -> Non
         (lambda: Threshold(0.1, share=0.1), "share=0.05"),
         (lambda: Threshold(-0.1), "at least 0"),
         (lambda: Threshold(0.1, momentum=MomentumCorrection(warm_up_steps=5)), "share"),
+        (lambda: TopK(0.1, momentum=0.9), "momentum must be a MomentumCorrection"),  # type: ignore[arg-type]
+        (lambda: Threshold(0.1, momentum=0.9), "momentum must be a MomentumCorrection"),  # type: ignore[arg-type]
         (lambda: MomentumCorrection(factor=1.0), "0.9"),
         (lambda: MomentumCorrection(clip_norm=0.0), "None"),
     ],

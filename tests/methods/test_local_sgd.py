@@ -107,12 +107,15 @@ def test_period_from_the_bound():
     ("make", "rule"),
     [
         (lambda: LocalSGD(0), "period must be 1 or more"),
+        (lambda: LocalSGD(2.5), "a whole number of steps"),  # type: ignore[arg-type]
+        (lambda: LocalSGD(2, outer="Nesterov"), "outer must be"),  # type: ignore[arg-type]
         (lambda: LocalSGD(2, average="now"), "after"),
         (lambda: LocalSGD(2, average="before", outer=Nesterov()), "moves weights after the step"),
         (lambda: LocalSGD(2, parts=3), "at most the period"),
         (lambda: Nesterov(momentum=1.0), "momentum must be"),
         (lambda: PostLocalSGD(-1, 2), "switch_at must be"),
         (lambda: AllReduce("tree"), "algorithm must be"),
+        (lambda: Hierarchical(nodes=2, inner="ring"), "inner must be an Exchange"),  # type: ignore[arg-type]
         (lambda: Gossip([[0.5, 0.5], [0.2, 0.8]]), "doubly stochastic"),
     ],
 )

@@ -33,6 +33,11 @@ class SparseCompression(Compression):
 
     def _check_sparse(self) -> None:
         require(self.values in VALUE_FORMATS, f"values must be one of {VALUE_FORMATS}, but got {self.values!r}")
+        require(
+            self.momentum is None or isinstance(self.momentum, MomentumCorrection),
+            f"momentum must be a MomentumCorrection, but got {self.momentum!r}; "
+            "try MomentumCorrection(factor=0.9), or leave momentum to the optimizer",
+        )
         require(0 < self.decay <= 1, f"decay must be above 0 and at most 1, but got {self.decay}")
         require(
             self.decay == 1 or (self.error_feedback and self.momentum is None),

@@ -46,11 +46,11 @@ class Threshold(SparseCompression):
         for share in (self.share, self.expected_share):
             if share is not None:
                 check_share(share)
+        self._check_sparse()
         require(
             self.limit is None or self.momentum is None or self.momentum.warm_up_steps == 0,
             "warm-up is of a share, but a static threshold has none; use Threshold(share=...), or warm_up_steps=0",
         )
-        self._check_sparse()
 
     def message_bytes(self, num_elements: int, dtype: torch.dtype) -> float:
         share = self.expected_share if self.share is None else self.share

@@ -48,6 +48,8 @@ class LocalSGD(Sync):
             raise MethodError(f"period must be a whole number of steps, but got {self.period}; try {int(self.period)}")
         if self.average not in ("after", "before"):
             raise MethodError(f'average must be "after" or "before" the step, but got {self.average!r}; try "after"')
+        if self.outer is not None and not isinstance(self.outer, Outer):
+            raise MethodError(f"outer must be an outer optimizer, but got {self.outer!r}; try Nesterov(lr=0.7)")
         if self.average == "before" and self.outer is not None:
             raise MethodError('an outer optimizer moves weights after the step, but average="before"; try "after"')
         if not 1 <= self.parts <= self.period:
