@@ -139,7 +139,8 @@ def _channels_last(*, overlap: bool) -> Tensor:
 def _images() -> nn.Module:
     torch.manual_seed(5)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3))
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    moved: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return moved
 
 
 def _fused(model: nn.Module) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sandtable.errors import MethodError
 from sandtable.methods import DataParallel, LocalSGD
 
-_BUCKETS = {"bucket_bytes": 300}
+_BUCKETS: dict[str, Any] = {"bucket_bytes": 300}
 
 
 def _backward(model: nn.Module, *, step: int = 0) -> None:
@@ -39,7 +39,11 @@ def _clip_before_step(**settings: Any) -> Tensor | str:
 def _clip_in_hook() -> Tensor:
     model = make_model()
     optimizer = sgd(model)
-    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 1e-3) and None)
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    optimizer.register_step_pre_hook(clip)
     parallel = DataParallel(model, optimizer, **_BUCKETS)
     before = flat_weights(model)
     _backward(model)
@@ -85,6 +89,8 @@ def _evaluate_on_one_rank() -> Tensor:
 
 class _NewTensors(nn.Module):
     """Puts a new tensor in the place of its buffer at every pass, as many modules do."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()
