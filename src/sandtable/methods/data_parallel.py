@@ -214,7 +214,7 @@ class DataParallel:
 
 def _check_steps_alone(optimizer: Optimizer) -> None:
     """`step` has no closure to give: gradients are exchanged once for each backward pass, before it."""
-    _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
+    arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = [each.name for each in arguments if each.kind in named and each.default is inspect.Parameter.empty]
     if needed:
