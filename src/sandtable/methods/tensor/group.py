@@ -4,6 +4,8 @@ The other methods send through `Wire`, which waits for the device to know how lo
 for every exchange anyway and the host must run ahead of the device, so nothing is timed and nothing waited for.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,6 +25,10 @@ class TensorGroup:
         self.rank = self.wire.rank
         self.size = self.wire.size
         self.traffic = Traffic()
+
+    def __deepcopy__(self, memo: Any) -> "TensorGroup":
+        """A copy of a split model is shared by the same ranks."""
+        return self
 
     def check_divides(self, count: int, what: str, remedy: str = "") -> None:
         """Refuse to deal `count` things to ranks that would not all get as many."""

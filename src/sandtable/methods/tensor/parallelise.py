@@ -95,19 +95,17 @@ class TensorParallel:
     def full_state_dict(self) -> dict[str, Any]:
         """The state of the unsplit model, on every rank. All ranks call it."""
         state = self._model.state_dict()
-        return {
-            name: self.full_tensor(name, value) if name in self._layouts else value for name, value in state.items()
-        }
+        return {name: self.full_tensor(name, value) for name, value in state.items()}
 
     @torch.no_grad()
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's share of the state of an unsplit model."""
-        self._model.load_state_dict(
-            {
-                name: self._layouts[name].take(value, self.group, name) if name in self._layouts else value
-                for name, value in state.items()
-            }
-        )
+        own = self._model.state_dict()
+        shares = {
+            name: self._layouts[name].take(value, self.group, name) if name in self._layouts else value
+            for name, value in state.items()
+        }
+        self._model.load_state_dict({name: _as_held(value, own.get(name)) for name, value in shares.items()})
 
     @torch.no_grad()
     def full_tensor(self, name: str, share: Tensor) -> Tensor:
@@ -115,6 +113,7 @@ class TensorParallel:
 
         All ranks call it. What is not split is given back as it is.
         """
+        share = _gathered(share)
         if name not in self._layouts:
             return share
         return self._layouts[name].join(self.group.all_gather(share.unsqueeze(0), dim=0).unbind())
@@ -125,11 +124,11 @@ class TensorParallel:
         named = [(name, each.grad) for name, each in self._model.named_parameters() if each.grad is not None]
         squares = torch.zeros(2, device=next(self._model.parameters()).device, dtype=torch.float64)
         for name, gradient in named:
-            squares[int(name in self._layouts)] += gradient.double().square().sum()
+            squares[int(name in self._layouts)] += _gathered(gradient.double().square().sum())
         norm = (squares[0] + self.group.all_reduce(squares[1])).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for _, gradient in named:
-            gradient.mul_(scale)
+            (gradient.to_local() if _is_sharded(gradient) else gradient).mul_(scale)  # type: ignore[operator]
         return norm
 
     def _start_equal(self) -> None:
@@ -145,3 +144,23 @@ class TensorParallel:
             if raw.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(raw)
         start_equal(self.group, tensors[0].device)
+
+
+def _is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor, as FSDP2 makes them over other ranks; known by its method, since the import is slow."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _gathered(tensor: Any) -> Tensor:
+    """All that the ranks of FSDP2 hold of it; they all call it."""
+    whole: Tensor = tensor.full_tensor() if _is_sharded(tensor) else tensor
+    return whole
+
+
+def _as_held(value: Any, held: Any) -> Any:
+    """The value, sharded as the one is that the model holds."""
+    if not _is_sharded(held):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, held.device_mesh, held.placements)

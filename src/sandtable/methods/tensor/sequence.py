@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor import operators
@@ -36,11 +37,23 @@ def share_tokens(modules: list[nn.Module], region: Region) -> None:
     last.register_forward_hook(partial(_join, region))
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter], group: TensorGroup) -> None:
-    """Add up over the ranks what every backward pass brings these parameters, before it is added to `grad`."""
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.register_hook(group.all_reduce)  # type: ignore[no-untyped-call]
+def sum_gradients(places: Iterable[tuple[nn.Module, str]], group: TensorGroup) -> None:
+    """Add up over the ranks what every backward pass brings parameters, given by module and name, before `grad` has it.
+
+    Others put tensors of their own in a parameter's place for a pass (FSDP2 the gathered one, PipeDream an old version,
+    a copy of the model its own): whatever a module is about to compute with gets the hook, once.
+    """
+    hooked = WeakTensorKeyDictionary()
+
+    def hook(key: str, module: nn.Module, *_: Any) -> None:
+        tensor = module._parameters[key]
+        if tensor is not None and tensor.requires_grad and tensor not in hooked:
+            hooked[tensor] = True
+            tensor.register_hook(group.all_reduce)  # type: ignore[no-untyped-call]
+
+    for module, key in places:
+        hook(key, module)
+        module.register_forward_pre_hook(partial(hook, key))
 
 
 def _split(

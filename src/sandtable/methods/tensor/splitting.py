@@ -108,9 +108,15 @@ class _Slices:
         return {name: self.layouts[parameter] for name, parameter in named if parameter in self.layouts}
 
 
-def _see_a_share(model: nn.Module, slices: _Slices, shared_out: list[str], heads: list[str]) -> Iterable[nn.Parameter]:
-    """Parameters that are whole on every rank, but are used there for some of the tokens or of the heads only."""
+def _see_a_share(
+    model: nn.Module, slices: _Slices, shared_out: list[str], heads: list[str]
+) -> Iterable[tuple[nn.Module, str]]:
+    """Parameters that are whole on every rank, but are used there for some of the tokens or of the heads only.
+
+    Each by its module and its name there.
+    """
     seen: dict[nn.Parameter, set[bool]] = {}
+    places: dict[tuple[nn.Module, str], nn.Parameter] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         # The bias of a row-parallel layer is added after the sum over the heads, so it belongs outside.
         is_inside = _is_under(name, shared_out) or (
@@ -118,13 +124,14 @@ def _see_a_share(model: nn.Module, slices: _Slices, shared_out: list[str], heads
         )
         for key, parameter in module.named_parameters(recurse=False):
             if parameter not in slices.layouts:
+                places[module, key] = parameter
                 seen.setdefault(parameter, set()).add(is_inside)
                 if len(seen[parameter]) > 1:
                     raise MethodError(
                         f"a parameter that stays whole must not be used both inside and outside split work, but "
                         f"{name}.{key} is; make it two parameters"
                     )
-    return [parameter for parameter, inside in seen.items() if inside == {True}]
+    return [place for place, parameter in places.items() if seen[parameter] == {True}]
 
 
 def _check_only_holds(module: nn.Module, name: str) -> None:
