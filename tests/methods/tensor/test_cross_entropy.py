@@ -56,6 +56,22 @@ def _alone(settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return loss.detach().view(_TOKENS if loss.dim() else ()), logits.grad
 
 
+def _with_words_ruled_out() -> tuple[Tensor, Tensor]:
+    """The first words of each rank cannot come: their logits are -inf."""
+    logits, targets = _problem(16)
+    logits.view(*_TOKENS, 2, 8)[..., :3] = -torch.inf
+    return logits, (targets % 5 + 3).masked_fill(targets == -100, -100)
+
+
+def _loss_with_words_ruled_out() -> tuple[Tensor, Tensor]:
+    logits, targets = _with_words_ruled_out()
+    share = logits.chunk(2, dim=-1)[dist.get_rank()].clone().requires_grad_()
+    loss = cross_entropy(share, targets, TensorGroup())
+    loss.backward()
+    assert share.grad is not None
+    return loss.detach(), share.grad
+
+
 def _bytes_of(vocabulary: int) -> tuple[dict[str, int], dict[str, int]]:
     logits, targets = _problem(vocabulary, torch.float32)
     group = TensorGroup()
@@ -95,6 +111,16 @@ def test_loss_and_gradient_are_those_of_whole_logits(world):
             torch.testing.assert_close(each[number][0], loss, rtol=1e-12, atol=1e-9, msg=f"loss of {settings}")
             share = gradient.chunk(world, dim=-1)[rank]
             torch.testing.assert_close(each[number][1], share, rtol=1e-12, atol=1e-12, msg=f"gradient of {settings}")
+
+
+def test_words_that_are_ruled_out_do_not_count():
+    logits, targets = _with_words_ruled_out()
+    loss = F.cross_entropy(logits.requires_grad_().flatten(0, 1), targets.flatten())
+    loss.backward()
+    assert logits.grad is not None
+    for rank, (own, gradient) in enumerate(run(2, _loss_with_words_ruled_out)):
+        torch.testing.assert_close(own, loss.detach())
+        torch.testing.assert_close(gradient, logits.grad.chunk(2, dim=-1)[rank])
 
 
 def test_half_precision_logits_give_a_loss_in_single_precision():

@@ -65,7 +65,8 @@ class _TokenLosses(Function):
         is_here = is_counted & (word >= 0) & (word < num_words)
         word = (word * is_here).unsqueeze(-1)
         exponentials = shifted.exp()
-        numbers = [exponentials.sum(dim=-1), shifted.gather(-1, word).squeeze(-1) * is_here]
+        # Not a product: a word that is ruled out has a logit of -inf, on ranks that do not have the target, too.
+        numbers = [exponentials.sum(dim=-1), shifted.gather(-1, word).squeeze(-1).masked_fill(~is_here, 0.0)]
         if smoothing:
             numbers.append(shifted.sum(dim=-1))
         total, target, *of_all = group.all_reduce(torch.stack(numbers))
