@@ -7,6 +7,7 @@ from tests.methods.pipeline.training import batches, momentum
 from tests.methods.processes import run
 from torch import nn
 
+from sandtable.errors import MethodError
 from sandtable.methods.pipeline import Flush, PipeDream, Pipeline
 
 
@@ -69,3 +70,36 @@ def test_replicas_predict_the_same_since_their_statistics_are_averaged():
     assert torch.equal(answers[0]["logits"], answers[1]["logits"])
     assert torch.equal(one["norm.running_mean"], other["norm.running_mean"])
     assert one["norm.running_mean"].abs().max() > 0
+
+
+class Gives(nn.Module):
+    """A stage that hands on something that is no tensor."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.layer, self.what = nn.Linear(6, 6), what
+
+    def forward(self, inputs):
+        return (self.layer(inputs), None) if self.what is None else {"values": self.layer(inputs)}
+
+
+def refused(schedule):
+    """What the first rank says of inputs by name, and of stages that give a dictionary, or None beside a tensor."""
+    found = []
+    ((inputs, targets),) = batches(1)
+    for what, given in ((None, inputs), ("names", inputs), (None, {"inputs": inputs})):
+        stages = [Gives(what), nn.Linear(6, 3)]
+        pipeline = Pipeline(stages, momentum, loss=nn.functional.cross_entropy, schedule=schedule, timeout_s=40)
+        if pipeline.takes_inputs:
+            with pytest.raises(MethodError) as error:
+                pipeline.step(given, targets)
+            found.append(str(error.value))
+    return found
+
+
+@pytest.mark.parametrize("schedule", [Flush(2), PipeDream()], ids=str)
+def test_what_is_no_tensor_is_refused_with_the_remedy(schedule):
+    nothing, names, inputs = run(2, refused, schedule)[0]
+    assert "what leaves a stage must be a tensor or a tuple of tensors, but got NoneType among them; leave" in nothing
+    assert "what leaves a stage must be a tensor or a tuple of tensors, but got dict; leave" in names
+    assert "inputs must be a tensor or a tuple of tensors, but got dict; leave" in inputs

@@ -134,6 +134,8 @@ def test_without_replicas_stage_k_of_n_is_n_minus_k_updates_behind(num_stages):
     ("arguments", "words"),
     [
         ((3, 2, None, False), "3 stages on 2 ranks"),
+        ((0, 2, None, False), "a stage or more, but got none"),
+        ((2, 4, 2, False), r"try replicas=\(2, 2\)"),
         ((2, 4, None, False), r"try replicas=\(3, 1\)"),
         ((2, 4, (2, 1), False), "add up to 3"),
         ((2, 4, (4,), False), "each of the 2 stages"),

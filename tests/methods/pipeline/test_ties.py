@@ -115,12 +115,17 @@ def refused():
         {"schedule": Flush(2), "stages": [nn.Sequential(), nn.Sequential()]},
         {"schedule": Flush(2), "stages": [None, None]},
         {"schedule": PipeDream(), "replicas": (2, 1)},
+        {"schedule": Flush(2), "optimizer": momentum([nn.Parameter(torch.zeros(1))])},
+        {"schedule": "1f1b"},
+        {"schedule": PipeDream},
+        {"schedule": None, "stages": []},
+        {"schedule": Flush(2), "stages": [torch.tanh, torch.tanh]},
     ]
     for settings in cases:
         stages = settings.pop("stages", make_stages(2))
         settings.setdefault("loss", F.cross_entropy)
         try:
-            Pipeline(stages, momentum, **settings)
+            Pipeline(stages, settings.pop("optimizer", momentum), **settings)
             found.append("accepted")
         except MethodError as error:
             found.append(str(error))
@@ -137,6 +142,11 @@ def test_what_cannot_work_is_refused_with_rule_value_and_remedy():
         "stage . .Sequential. is empty",
         "is None on rank",
         r"\(2, 1\) add up to 3",
+        "a function that makes one, .* but got SGD",
+        r"Flush\(m\), .* but got '1f1b'; try",
+        "but got <class .*PipeDream'>",
+        "a stage or more, but got none",
+        "stage 0 is a builtin_function",
     ]
     first, last = run(2, refused)
     for pattern, *messages in zip(words, first, last, strict=True):

@@ -24,6 +24,11 @@ def held_stages(stages: Sequence[nn.Module | None], layout: Layout, rank: int) -
                 f"a rank must have the stages it holds, but stage {stage} is None on {layout.name(rank)}; "
                 "only stages of other ranks may be None"
             )
+        if not isinstance(module, nn.Module):
+            raise MethodError(
+                f"a stage must be an nn.Module, but stage {stage} is a {type(module).__name__}; put functions and "
+                "lists of layers into an nn.Sequential or a module of your own"
+            )
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.Identity) and not list(module.children()):
             raise MethodError(
                 f"a stage must have a layer or more, but stage {stage} ({type(module).__name__}) is empty; "
@@ -33,12 +38,22 @@ def held_stages(stages: Sequence[nn.Module | None], layout: Layout, rank: int) -
     return held
 
 
-def check_settings(loss: Callable[[Any, Any], Any], *, timeout_s: float) -> None:
-    """A loss there must be, and some time to wait."""
+def check_settings(loss: Callable[[Any, Any], Any], schedule: Any, optimizer: Any, *, timeout_s: float) -> None:
+    """A loss there must be, a schedule, a maker of optimizers, and some time to wait."""
     if not callable(loss):
         raise MethodError(
             f"a pipeline must have a loss, a function of (output, targets), since the last stage begins the backward "
             f"pass with it, but got {loss!r}; try loss=nn.CrossEntropyLoss()"
+        )
+    if not isinstance(schedule, Schedule):
+        raise MethodError(
+            f"a schedule must be GPipe(m), Flush(m), Interleaved(m), PipeDream() or PipeDream2BW(m), but got "
+            f"{schedule!r}; try schedule=Flush(8)"
+        )
+    if not callable(optimizer):
+        raise MethodError(
+            "the optimizer must be a function that makes one, since each rank has parameters of its own, but got "
+            f"{type(optimizer).__name__}; try lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
     if timeout_s <= 0:
         raise MethodError(f"timeout_s must be more than 0, but got {timeout_s}; 300 is usual")

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from sandtable.errors import MethodError
 
 __all__ = ["Form", "as_tuple", "decode", "encode", "forms_of"]
 
@@ -49,8 +52,16 @@ def forms_of(tensors: Iterable[Tensor | None]) -> tuple[Form | None, ...]:
     )
 
 
-def as_tuple(values: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return (values,) if isinstance(values, Tensor) else tuple(values)
+def as_tuple(values: Any, *, what: str = "what leaves a stage") -> tuple[Tensor, ...]:
+    """Tensors in a row; anything else cannot go to another rank, nor enter a stage by position."""
+    found = tuple(values) if isinstance(values, tuple | list) else (values,)
+    strangers = [type(each).__name__ for each in found if not isinstance(each, Tensor)]
+    if strangers:
+        raise MethodError(
+            f"{what} must be a tensor or a tuple of tensors, but got {', '.join(strangers)}"
+            f"{' among them' if len(found) > 1 else ''}; leave out what is no tensor, and give tensors by position"
+        )
+    return found
 
 
 def encode(forms: Sequence[Form | None]) -> list[int]:

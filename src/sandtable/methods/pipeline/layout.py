@@ -31,6 +31,15 @@ class Layout:
     @classmethod
     def of(cls, *, num_stages: int, num_ranks: int, replicas: Sequence[int] | None, is_interleaved: bool) -> "Layout":
         """The layout asked for, or one rank a place; refused if stages, replicas and ranks do not fit together."""
+        if num_stages < 1:
+            raise MethodError(
+                "a pipeline must have a stage or more, but got none; cut the model: cut(model, inputs, boundaries)"
+            )
+        if isinstance(replicas, int):
+            raise MethodError(
+                f"replicas must give a number of ranks for each of the {num_stages} stages, but got {replicas}; try "
+                f"replicas={(replicas,) * num_stages}"
+            )
         if is_interleaved:
             return cls._interleaved(num_stages, num_ranks, replicas)
         if num_stages > num_ranks:

@@ -69,13 +69,13 @@ class Pipeline:
         timeout_s: float = 300.0,
     ) -> None:
         group = Wire(group).group
-        self.schedule: Schedule = Flush(4 * len(stages)) if schedule is None else schedule
+        self.schedule: Schedule = Flush(4 * max(1, len(stages))) if schedule is None else schedule
         self.rank = dist.get_rank(group)
         num_ranks = dist.get_world_size(group)
         ties = find_ties(stages) if tied is None else [sorted(tie) for tie in tied]
 
         def prepare() -> tuple[tuple[Layout, dict[int, nn.Module]], str]:
-            check_settings(loss, timeout_s=timeout_s)
+            check_settings(loss, self.schedule, optimizer, timeout_s=timeout_s)
             is_interleaved = self.schedule.is_interleaved
             layout = Layout.of(
                 num_stages=len(stages), num_ranks=num_ranks, replicas=replicas, is_interleaved=is_interleaved
@@ -85,6 +85,7 @@ class Pipeline:
             check_ties(self.schedule, ties, layout, is_alone=data_group is None)
             modules = held_stages(stages, layout, self.rank)
             check_copies(ties, modules)
+            device_of(modules)
             return (layout, modules), f"{self.schedule} of {len(stages)} stages on {layout.replicas}, tied {ties}"
 
         self.layout, self.modules = agreed(group, prepare)
@@ -133,6 +134,8 @@ class Pipeline:
                     f"the {words[0]} stage must be given {words[1]}, but {self.layout.name(self.rank)} got None; "
                     f"call step(inputs, targets) on ranks that hold the first or the last stage"
                 )
+        if self.takes_inputs:
+            as_tuple(inputs, what="inputs")
         self._has_trained = True
         return self._driver.step(inputs, targets)
 
@@ -275,7 +278,7 @@ class Pipeline:
         if stage == 0:
             if inputs is None:
                 raise MethodError("the first stage must be given inputs to predict from, but got None")
-            return to_device(as_tuple(inputs), self.device)
+            return to_device(as_tuple(inputs, what="inputs"), self.device)
         if (peer := self.layout.rank_for(stage - 1, number)) == self.rank:
             return values
         self._links.activations_in.expect(number, peer)

@@ -98,7 +98,7 @@ def find_ties(stages: Sequence[nn.Module | None]) -> list[Tie]:
     """Parameters that are in more than one of the stages given."""
     places: dict[nn.Parameter, list[tuple[int, str]]] = {}
     for number, stage in enumerate(stages):
-        for name, parameter in () if stage is None else stage.named_parameters():
+        for name, parameter in stage.named_parameters() if isinstance(stage, nn.Module) else ():
             places.setdefault(parameter, []).append((number, name))
     return [copies for copies in places.values() if len(copies) > 1]
 
