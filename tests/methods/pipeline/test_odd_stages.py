@@ -6,6 +6,7 @@ from tests.methods.pipeline.odd_stages import loss, make
 from tests.methods.pipeline.training import batches, momentum
 from tests.methods.processes import run
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline import Flush, PipeDream, Pipeline
@@ -72,6 +73,46 @@ def test_replicas_predict_the_same_since_their_statistics_are_averaged():
     assert one["norm.running_mean"].abs().max() > 0
 
 
+class Sentences(nn.Module):
+    """Reads as many words of each row as it is told; a length of zero is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.reader = nn.Embedding(9, 4), nn.LSTM(4, 6, batch_first=True)
+
+    def forward(self, words, lengths):
+        packed = pack_padded_sequence(self.words(words), lengths, batch_first=True, enforce_sorted=False)
+        return self.reader(packed)[1][0][-1]
+
+
+def sentences():
+    torch.manual_seed(5)
+    return [Sentences(), nn.Linear(6, 3)]
+
+
+def read(schedule):
+    pipeline = Pipeline(sentences(), momentum, loss=nn.functional.cross_entropy, schedule=schedule, timeout_s=40)
+    words, lengths, targets = torch.arange(24).view(4, 6) % 9, torch.tensor([6, 2, 5, 1]), torch.tensor([0, 2, 1, 0])
+    pipeline.step((words, lengths), targets)
+    pipeline.close()
+    return {
+        f"{stage}.{name}": each for stage, own in pipeline.modules.items() for name, each in own.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("schedule", [Flush(2), PipeDream()], ids=str)
+def test_inputs_that_must_not_be_zero_are_not_tried_as_zeros(schedule):
+    first, last = sentences()
+    own = momentum([*first.parameters(), *last.parameters()])
+    words, lengths, targets = torch.arange(24).view(4, 6) % 9, torch.tensor([6, 2, 5, 1]), torch.tensor([0, 2, 1, 0])
+    nn.functional.cross_entropy(last(first(words, lengths)), targets).backward()
+    own.step()
+    expected = nn.Sequential(first, last).state_dict()
+    for weights in run(2, read, schedule):
+        for name, weight in weights.items():
+            assert torch.allclose(weight, expected[name], atol=1e-6), name
+
+
 class Gives(nn.Module):
     """A stage that hands on something that is no tensor."""
 
@@ -103,3 +144,55 @@ def test_what_is_no_tensor_is_refused_with_the_remedy(schedule):
     assert "what leaves a stage must be a tensor or a tuple of tensors, but got NoneType among them; leave" in nothing
     assert "what leaves a stage must be a tensor or a tuple of tensors, but got dict; leave" in names
     assert "inputs must be a tensor or a tuple of tensors, but got dict; leave" in inputs
+
+
+class Turned(nn.Module):
+    """What leaves lies in memory column by column, or is one row for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.row = nn.Linear(6, 8), nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, inputs):
+        return self.layer(inputs).view(-1, 2, 4).transpose(1, 2), self.row.expand(len(inputs), -1)
+
+
+class Summed(nn.Module):
+    """The gradient of a sum is one number for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, values, rows):
+        return self.layer(values.sum(dim=2) * rows)
+
+
+def turned():
+    torch.manual_seed(6)
+    return [Turned(), Summed()]
+
+
+def turn(schedule):
+    pipeline = Pipeline(turned(), momentum, loss=nn.functional.cross_entropy, schedule=schedule, timeout_s=40)
+    for inputs, targets in batches(3):
+        pipeline.step(inputs, targets)
+        pipeline.drain()
+    pipeline.close()
+    return {
+        f"{stage}.{name}": each for stage, own in pipeline.modules.items() for name, each in own.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("schedule", [Flush(2), PipeDream()], ids=str)
+def test_tensors_cross_however_they_lie_in_memory(schedule):
+    model = nn.Sequential(*turned())
+    own = momentum(list(model.parameters()))
+    for inputs, targets in batches(3):
+        own.zero_grad()
+        nn.functional.cross_entropy(chained(model, inputs), targets).backward()
+        own.step()
+    expected = model.state_dict()
+    for weights in run(2, turn, schedule):
+        for name, weight in weights.items():
+            assert torch.allclose(weight, expected[name], atol=1e-6), name

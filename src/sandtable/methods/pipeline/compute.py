@@ -52,12 +52,14 @@ class Stage(nn.Module):
         with fitting(self._number, () if self._is_tried else forms_of(inputs)):
             outputs = forward(self.module, inputs, weights={}, recompute=self._recompute)
         self._is_tried = True
-        return outputs if self._finish is None else self._finish(outputs)
+        if self._finish is not None:
+            return self._finish(outputs)
+        # torch sends tensors as they lie in memory, and takes only such as lie in one piece.
+        return tuple(each.contiguous() for each in as_tuple(outputs))
 
 
-def dry_run(module: nn.Module, forms: Sequence[Form | None], *, device: torch.device) -> tuple[Form | None, ...]:
+def dry_run(module: nn.Module, inputs: Sequence[Tensor], *, device: torch.device) -> tuple[Form | None, ...]:
     """What leaves the stage when such tensors enter it; neither its statistics nor random numbers move on."""
-    inputs = [form.zeros(device) for form in forms if form is not None]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         return forms_of(as_tuple(forward(module, inputs, weights=buffers, recompute=False)))

@@ -1,8 +1,9 @@
 """Synchronous schedules: torch.distributed.pipelining's own, with shapes found out before and passes noted.
 
 torch's stages want to know the shapes they will receive. Each rank learns from the one before how many micro-batches
-there are and what they look like, tries a shape it has not seen on zeros, tells the next, and keeps torch's schedule
-for when the shape comes again. So a last batch that is smaller, or sequences of another length, need nothing special.
+there are and what they look like, tries a shape it has not seen on zeros (the first stage on rows of the batch), tells
+the next, and keeps torch's schedule for when the shape comes again. So a last batch that is smaller, or sequences of
+another length, need nothing special.
 
 All micro-batches of a batch must have as many rows, so a batch goes in the largest number of them, up to the one asked
 for, that divides it. With replicas there are several such pipelines side by side, each with its share of the rows.
@@ -110,13 +111,14 @@ class SynchronousDriver(Driver):
             count, forms = self._hear(first)
         plan = self._plans.get((count, forms))
         if plan is None:
-            plan = self._plans[count, forms] = self._new_plan(count, forms)
+            rows = tuple(argument.tensor_split(count)[0].clone() for argument in arguments)
+            plan = self._plans[count, forms] = self._new_plan(count, forms, rows)
         elif self._place < setup.layout.num_places - 1:
             self._tell(first, count, plan.leaving)
         return count, plan
 
-    def _new_plan(self, count: int, entering: Forms) -> _Plan:
-        """Try the shapes on zeros, stage by stage through the whole pipeline."""
+    def _new_plan(self, count: int, entering: Forms, rows: tuple[Tensor, ...]) -> _Plan:
+        """Try the shapes, stage by stage through the whole pipeline, on zeros but for the first, which has `rows`."""
         setup, stages = self._setup, list[PipelineStage]()
         leaving: dict[int, Forms] = {}
         for stage, module in sorted(setup.modules.items()):
@@ -125,8 +127,9 @@ class SynchronousDriver(Driver):
             if stage == setup.layout.num_stages - 1:
                 leaving[stage] = (_LOSS,)
             else:
+                example = rows if stage == 0 else [form.zeros(setup.device) for form in entering if form is not None]
                 with fitting(stage, entering):
-                    leaving[stage] = dry_run(module, entering, device=setup.device)
+                    leaving[stage] = dry_run(module, example, device=setup.device)
                 self._tell(stage, count, leaving[stage])
             stages.append(self._torch_stage(stage, entering, leaving[stage]))
         return _Plan(self._build(stages, count, lambda loss, _: loss), leaving[min(leaving)])
