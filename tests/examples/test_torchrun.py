@@ -68,6 +68,12 @@ def test_a_plain_model_split_by_a_plan_has_the_loss_of_a_single_process(flags: t
     assert losses(4, "tensor_parallel_gpt.py", *flags) == pytest.approx(single_process(4), abs=1e-4)
 
 
+@pytest.mark.parametrize("tp", ["1", "2", "4"])
+def test_channels_and_batch_may_be_split_in_any_proportion(tp: str) -> None:
+    one_process = losses(1, "tensor_parallel_cnn.py")
+    assert losses(4, "tensor_parallel_cnn.py", "--tp", tp) == pytest.approx(one_process, abs=1e-4)
+
+
 def test_a_plain_model_in_stages_of_split_layers_has_the_loss_of_a_single_process() -> None:
     flags = ("--pp", "2", "--tp", "2", "--batch", "8")
     assert losses(4, "pipeline_gpt.py", *flags) == pytest.approx(single_process(8), abs=1e-4)

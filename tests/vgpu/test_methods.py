@@ -74,6 +74,10 @@ def test_captured_tensor_parallelism_says_what_it_really_says(flags: tuple[str, 
     check("tensor_parallel_gpt.py", "--tp", 2, "--seq-len", 16, *flags, world_size=4)
 
 
+def test_a_captured_convolution_net_split_by_channels_says_what_it_really_says() -> None:
+    check("tensor_parallel_cnn.py", "--tp", 2, "--width", 4, world_size=4)
+
+
 def test_a_captured_layer_has_two_all_reduces_forward_and_two_backward() -> None:
     trace = rehearse("tensor_parallel_gpt.py", "--tp", 2, "--seq-len", 16, world_size=4, num_steps=2)
     view = trace.rank(0)

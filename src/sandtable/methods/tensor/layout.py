@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.group import TensorGroup
@@ -30,6 +30,10 @@ class Layout:
         group.check_divides(count, what)
         dealt = torch.unflatten(whole, self.dim, (self.parts, group.size, -1))
         return dealt.select(self.dim + 1, group.rank).flatten(self.dim, self.dim + 1).clone()
+
+    def parameter(self, whole: nn.Parameter, group: TensorGroup, what: str) -> nn.Parameter:
+        """The slice as a parameter of its own."""
+        return nn.Parameter(self.take(whole.detach(), group, what), requires_grad=whole.requires_grad)
 
     def join(self, shares: Sequence[Tensor]) -> Tensor:
         """The whole, from the slices of all ranks in their order."""

@@ -19,7 +19,7 @@ from sandtable.methods.tensor.group import TensorGroup
 from sandtable.methods.tensor.layout import Layout
 from sandtable.methods.tensor.operators import copy, reduce
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "is_layer"]
+__all__ = ["ColumnParallelLinear", "Gate", "RowParallelLinear", "is_layer"]
 
 Gate = Callable[[Tensor], Tensor]
 
@@ -37,11 +37,11 @@ class ColumnParallelLinear(nn.Module):
         weight, bias = _parameters(linear, name)
         self.is_transposed = _is_transposed(linear)
         self.layouts = {"weight": Layout(dim=1 if self.is_transposed else 0, parts=parts)}
-        self.weight = _slice(weight, self.layouts["weight"], group, f"the outputs of {name}")
+        self.weight = self.layouts["weight"].parameter(weight, group, f"the outputs of {name}")
         self.bias: nn.Parameter | None = None
         if bias is not None:
             self.layouts["bias"] = Layout(dim=0, parts=parts)
-            self.bias = _slice(bias, self.layouts["bias"], group, f"the outputs of {name}")
+            self.bias = self.layouts["bias"].parameter(bias, group, f"the outputs of {name}")
         self.enter: Gate = partial(copy, group=group) if enter is None else enter
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class RowParallelLinear(nn.Module):
         weight, bias = _parameters(linear, name)
         self.is_transposed = _is_transposed(linear)
         self.layouts = {"weight": Layout(dim=0 if self.is_transposed else 1)}
-        self.weight = _slice(weight, self.layouts["weight"], group, f"the inputs of {name}")
+        self.weight = self.layouts["weight"].parameter(weight, group, f"the inputs of {name}")
         self.bias = bias
         self.leave: Gate = partial(reduce, group=group) if leave is None else leave
 
@@ -95,10 +95,6 @@ def _parameters(linear: nn.Module, name: str) -> tuple[nn.Parameter, nn.Paramete
 def _is_transposed(linear: nn.Module) -> bool:
     """Conv1D of transformers keeps its weight as [inputs, outputs]; known by name, to need no import."""
     return type(linear).__name__ == "Conv1D"
-
-
-def _slice(parameter: nn.Parameter, layout: Layout, group: TensorGroup, what: str) -> nn.Parameter:
-    return nn.Parameter(layout.take(parameter.detach(), group, what), requires_grad=parameter.requires_grad)
 
 
 def _describe(weight: Tensor, is_transposed: bool, bias: Tensor | None) -> str:

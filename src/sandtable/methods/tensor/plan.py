@@ -4,8 +4,9 @@
           "embedding": "vocabulary", "head": "vocabulary"}, sequence=("blocks.*", "norm"))
 
 A pattern is compared with the end of a module's name, name by name: "mlp.up" stands for `blocks.0.mlp.up` and for
-`encoder.mlp.up`; `*` stands for any one name, "h*" for one that begins with h. What no pattern names stays whole: every
-rank does it alike.
+`encoder.mlp.up`; `*` stands for any one name, "h*" for one that begins with h. One that begins with a dot is compared
+with the whole name: ".0" is the first module of an `nn.Sequential`, and of none inside it. What no pattern names stays
+whole: every rank does it alike.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from sandtable.errors import MethodError
-from sandtable.methods.tensor.styles import Column, Heads, Row, Style, Vocabulary
+from sandtable.methods.tensor.styles import Channels, Column, Heads, Row, Style, Vocabulary
 
 __all__ = ["Plan", "matches"]
 
@@ -80,8 +81,10 @@ class Plan:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the last names of a dotted name are those of the pattern."""
-    wanted, names = pattern.split("."), name.split(".")
+    """Whether the last names of a dotted name are those of the pattern; all of them, if it begins with a dot."""
+    wanted, names = pattern.removeprefix(".").split("."), name.split(".")
+    if pattern.startswith(".") and len(names) != len(wanted):
+        return False
     tail = names[-len(wanted) :]
     return len(tail) == len(wanted) and all(map(fnmatchcase, tail, wanted))
 
@@ -99,4 +102,10 @@ def _listed() -> str:
     return ", ".join(f'"{name}"' for name in _STYLES)
 
 
-_STYLES: dict[str, Style] = {"column": Column(), "row": Row(), "vocabulary": Vocabulary(), "heads": Heads()}
+_STYLES: dict[str, Style] = {
+    "column": Column(),
+    "row": Row(),
+    "vocabulary": Vocabulary(),
+    "heads": Heads(),
+    "channels": Channels(),
+}

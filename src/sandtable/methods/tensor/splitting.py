@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from sandtable.errors import MethodError
+from sandtable.methods.tensor.channels import sees_a_share
+from sandtable.methods.tensor.convolution import is_convolution
 from sandtable.methods.tensor.dropout import Randomness
 from sandtable.methods.tensor.group import TensorGroup
 from sandtable.methods.tensor.layout import Layout
@@ -73,18 +75,17 @@ class _Slices:
 
     def __init__(self) -> None:
         self.layouts: dict[Tensor, Layout] = {}
-        self._slice_of: dict[Tensor, nn.Parameter] = {}
-        self._whole_of: dict[Tensor, nn.Parameter] = {}
+        self._slice_of: dict[Tensor, Tensor] = {}
+        self._whole_of: dict[Tensor, Tensor] = {}
 
     def note(self, name: str, module: nn.Module, replacement: nn.Module) -> None:
         for prefix, part in replacement.named_modules():
             for key, layout in getattr(part, "layouts", {}).items():
                 share = getattr(part, key)
                 if share is not None:
-                    whole = module.get_submodule(prefix).get_parameter(key)
-                    self._note(name, whole, share, layout)
+                    self._note(name, getattr(module.get_submodule(prefix), key), share, layout)
 
-    def _note(self, name: str, whole: nn.Parameter, share: nn.Parameter, layout: Layout) -> None:
+    def _note(self, name: str, whole: Tensor, share: Tensor, layout: Layout) -> None:
         first = self._slice_of.setdefault(whole, share)
         self._whole_of[share] = whole
         if self.layouts.setdefault(first, layout) != layout:
@@ -100,12 +101,12 @@ class _Slices:
                 if parameter in self._slice_of:
                     _check_only_holds(module, f"{name}.{key}")
                 one = self._slice_of.get(self._whole_of.get(parameter, parameter))
-                if one is not None and one is not parameter:
+                if isinstance(one, nn.Parameter) and one is not parameter:
                     module.register_parameter(key, one)
 
     def layouts_by_name(self, model: nn.Module) -> dict[str, Layout]:
-        named = model.named_parameters(remove_duplicate=False)
-        return {name: self.layouts[parameter] for name, parameter in named if parameter in self.layouts}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        return {name: self.layouts[tensor] for name, tensor in named if tensor in self.layouts}
 
 
 def _see_a_share(
@@ -120,7 +121,7 @@ def _see_a_share(
     for name, module in model.named_modules(remove_duplicate=False):
         # The bias of a row-parallel layer is added after the sum over the heads, so it belongs outside.
         is_inside = _is_under(name, shared_out) or (
-            _is_under(name, heads) and not isinstance(module, RowParallelLinear)
+            (_is_under(name, heads) and not isinstance(module, RowParallelLinear)) or sees_a_share(module)
         )
         for key, parameter in module.named_parameters(recurse=False):
             if parameter not in slices.layouts:
@@ -136,7 +137,7 @@ def _see_a_share(
 
 def _check_only_holds(module: nn.Module, name: str) -> None:
     """A layer that was left whole would compute with the slice; a module that is no layer just has it."""
-    if is_layer(module) or isinstance(module, nn.Embedding):
+    if is_layer(module) or is_convolution(module) or isinstance(module, nn.Embedding):
         raise MethodError(
             f"layers that share a parameter must split it alike, but {name} is left whole and another layer splits "
             "it; give both the same style, or leave both whole"

@@ -1,8 +1,9 @@
 """Styles: the ways in which one module of a model can be split.
 
-Each says what takes the module's place. The four of them make a transformer layer: "heads" is an attention module, from
+Each says what takes the module's place. Four of them make a transformer layer: "heads" is an attention module, from
 its input to its output projection; "column" and "row" are the first and the second linear of a pair; "vocabulary" is
-the embedding and the head at the two ends.
+the embedding and the head at the two ends. Of a convolution net "column" and "row" are a pair of convolutions, and
+"channels" what lies between them and has something for each channel.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from torch import Tensor, nn
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.attention import ParallelMultiheadAttention
+from sandtable.methods.tensor.channels import of_own_channels
+from sandtable.methods.tensor.convolution import ColumnParallelConv, RowParallelConv, is_convolution
 from sandtable.methods.tensor.embedding import VocabParallelEmbedding
 from sandtable.methods.tensor.group import TensorGroup
 from sandtable.methods.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from sandtable.methods.tensor.operators import copy
 from sandtable.methods.tensor.region import Region
 
-__all__ = ["Column", "Heads", "Row", "Site", "Style", "Vocabulary", "change_first"]
+__all__ = ["Channels", "Column", "Heads", "Row", "Site", "Style", "Vocabulary", "change_first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +54,33 @@ class Style(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Column(Style):
-    """A linear layer split by outputs; `parts`: how many matrices are fused in it, one after the other."""
+    """A layer split by outputs, linear or a convolution; `parts`: how many matrices are fused in it, one by one."""
 
     parts: int = 1
 
     def split(self, site: Site) -> nn.Module:
+        if is_convolution(site.module):
+            return ColumnParallelConv(site.module, site.group, enter=site.enter, name=site.name)
         return ColumnParallelLinear(site.module, site.group, enter=site.enter, parts=self.parts, name=site.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Style):
-    """A linear layer split by inputs: the end of a region."""
+    """A layer split by inputs, linear or a convolution: the end of a region."""
 
     def split(self, site: Site) -> nn.Module:
-        row = RowParallelLinear(site.module, site.group, leave=site.region.leave, name=site.name)
+        kind = RowParallelConv if is_convolution(site.module) else RowParallelLinear
+        row = kind(site.module, site.group, leave=site.region.leave, name=site.name)
         row.register_forward_pre_hook(partial(_end, site.region))
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class Channels(Style):
+    """A layer between two convolutions whose channels work apart from each other: this rank's."""
+
+    def split(self, site: Site) -> nn.Module:
+        return of_own_channels(site.module, site.group, name=site.name)
 
 
 @dataclass(frozen=True, slots=True)
