@@ -94,6 +94,77 @@ def test_memory_is_respected_as_brute_force_respects_it(rows, machines, room):
     assert fits([(stage.first, stage.last + 1, stage.replicas) for stage in found.stages])
 
 
+def test_devices_of_a_machine_leave_room_for_what_is_under_way_behind_it():
+    """Two machines of two devices in one row of four stages: the first device has four minibatches in flight."""
+    chain = chain_of([(1.0, 10, 100)] * 4)
+    levels = [Level(machines=2, bandwidth_bytes_per_s=100.0), Level(machines=2, bandwidth_bytes_per_s=100.0)]
+    straight = partition(chain, levels, memory_bytes=4 * 110 + 100)
+    assert straight.name == "1-1"
+    assert [stage.inside.name for stage in straight.stages if stage.inside] == ["1-1", "1-1"]
+    assert straight.in_flight == straight.versions(0) == 4
+    assert straight.versions(1) == 2
+    with pytest.raises(PlanError, match=r"memory of a device \(539 bytes\), but no split over 4 devices does"):
+        partition(chain, levels, memory_bytes=4 * 110 + 99)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.floats(0, 1.0), st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=4),
+    machines=st.lists(st.integers(1, 2), min_size=2, max_size=3),
+    bandwidths=st.lists(st.sampled_from([100.0, 1e3, 1e5]), min_size=3, max_size=3),
+    room=st.one_of(st.none(), st.integers(0, 1500)),
+)
+def test_levels_and_memory_together_equal_brute_force(rows, machines, bandwidths, room):
+    chain = chain_of(rows)
+    levels = [
+        Level(machines=count, bandwidth_bytes_per_s=rate) for count, rate in zip(machines, bandwidths, strict=False)
+    ]
+
+    def best(depth: int, layers: range, copies: int, behind: int) -> float:
+        """Of `layers`, on `copies` sets of devices, with so many devices behind all of them."""
+        part = chain.layers[layers.start : layers.stop]
+        weights = sum(each.weight_bytes for each in part)
+        if depth == 0:
+            versions = -(-(copies + behind) // copies)
+            kept = weights + sum(each.activation_bytes for each in part)
+            fits = room is None or versions * kept + weights <= room
+            return sum(each.seconds for each in part) if fits else float("inf")
+        level, devices = levels[depth - 1], int(np.prod(machines[: depth - 1]))
+        found = float("inf")
+        for split in splits(len(layers), level.machines):
+            worst, left = 0.0, level.machines
+            for start, end, replicas in split:
+                left -= replicas
+                span = range(layers.start + start, layers.start + end)
+                single = best(depth - 1, span, copies * replicas, behind + copies * left * devices)
+                moved = sum(each.weight_bytes for each in chain.layers[span.start : span.stop])
+                sync = 4 * (replicas - 1) / replicas * moved / level.bandwidth_bytes_per_s
+                crossing = 2 * chain.cut_bytes[span.start - 1] / level.bandwidth_bytes_per_s if start else 0.0
+                worst = max(worst, max(single, sync) / replicas, crossing)
+            found = min(found, worst)
+        return found
+
+    wanted = best(len(levels), range(len(chain)), 1, 0)
+    if wanted == float("inf"):
+        with pytest.raises(PlanError, match="must fit into the memory of a device"):
+            partition(chain, levels, memory_bytes=room)
+    else:
+        found = partition(chain, levels, memory_bytes=room)
+        assert found.seconds_per_minibatch == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def test_pipelines_inside_machines_are_not_called_plain_data_parallelism():
+    heavy = chain_of([(0.1, 1, 10**9), (0.1, 1, 10**9)])
+    found = partition(
+        heavy, [Level(machines=2, bandwidth_bytes_per_s=1e9), Level(machines=2, bandwidth_bytes_per_s=1e15)]
+    )
+    assert (found.name, [stage.inside.name for stage in found.stages if stage.inside]) == ("2", ["1-1"])
+    assert not found.is_data_parallel
+    assert found.in_flight == 2
+    # Plain: 2e9 bytes of weights among the devices of a machine, at 4 * 1/2 of them, by 2 devices and 2 machines.
+    assert found.data_parallel_seconds == pytest.approx(4 * 0.5 * 2e9 / 1e9 / 2 / 2)
+
+
 def test_a_level_of_one_machine_changes_nothing():
     chain = chain_of([(0.1, 10**6, 10**7), (0.3, 10**7, 10**6), (0.2, 10**5, 10**8)])
     flat = partition(chain, [Level(machines=4, bandwidth_bytes_per_s=GBIT)])

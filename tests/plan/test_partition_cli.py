@@ -94,3 +94,15 @@ def test_bad_options_are_refused_with_the_rule(profile, arguments, message):
 
 def test_help_shows_examples():
     assert "sandtable partition profile.json --machines 8 --bandwidth 10Gbit" in run("--help")
+
+
+def test_json_stays_json_when_nothing_takes_any_time(tmp_path):
+    layer = {"name": "line", "forward_s": 0, "backward_s": 0, "activation_bytes": 0, "weight_bytes": 0}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"format": "sandtable-profile", "version": 1, "layers": [layer], "edges": []}))
+    text = run(str(path), "--machines", "2", "--bandwidth", "1Gbit", "--json")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(text, parse_constant=refuse)["minibatches_per_s"] is None

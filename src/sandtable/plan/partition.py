@@ -14,11 +14,13 @@ With several levels (machines of several devices) a stage on m machines of the u
 same rule: A of the level below takes the place of the sum of times.
 
 Memory: a stage keeps one version of its weights and activations for every minibatch it has in flight, as many as
-ceil(machines from here to the end / machines of the stage), and the gradients. What does not fit is not considered.
+ceil(devices from here to the end / devices of the stage), and the gradients. What does not fit is not considered. So
+a machine's devices must leave room for minibatches that are under way in the stages of the machines behind it, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import ceil, isinf, prod
 
 import numpy as np
@@ -30,6 +32,8 @@ from sandtable.plan.chain import Chain
 __all__ = ["Level", "Partition", "Stage", "partition"]
 
 Floats = npt.NDArray[np.float64]
+
+_NOTHING = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +86,23 @@ class Partition:
 
     @property
     def is_data_parallel(self) -> bool:
-        return len(self.stages) == 1
+        """Every device has all layers: one stage, and one stage inside each machine."""
+        inside = self.stages[0].inside
+        return len(self.stages) == 1 and (inside is None or inside.is_data_parallel)
 
     @property
     def in_flight(self) -> int:
-        """Minibatches an input replica has under way in the steady state (PipeDream's NOAM)."""
-        return ceil(self.machines / self.stages[0].replicas)
+        """Minibatches an input device has under way in the steady state (PipeDream's NOAM)."""
+        return self.versions(0)
 
     @property
     def minibatches_per_s(self) -> float:
         return 1 / self.seconds_per_minibatch if self.seconds_per_minibatch else float("inf")
 
     def versions(self, stage: int) -> int:
-        """Versions of its weights that a machine of the stage keeps."""
-        return _versions(self.stages[stage].replicas, sum(each.replicas for each in self.stages[stage + 1 :]))
+        """Versions of its weights that a device of the stage keeps; inside a machine, one where layers enter it."""
+        here, behind = self.stages[stage], sum(each.replicas for each in self.stages[stage + 1 :])
+        return ceil((here.replicas + behind) * _devices(here.inside) / (here.replicas * _input_devices(here.inside)))
 
 
 def partition(chain: Chain, levels: Sequence[Level], *, memory_bytes: float | None = None) -> Partition:
@@ -106,136 +113,212 @@ def partition(chain: Chain, levels: Sequence[Level], *, memory_bytes: float | No
     if not levels:
         raise PlanError("there must be machines to split a model over, but no level was given")
     total = prod(level.machines for level in levels)
-    inner: _Spans = _Spans.of_one_device(chain)
-    for level in levels[:-1]:
-        inner = _Spans.of_level(chain, level, inner, memory_bytes=memory_bytes, machines_outside=total)
-    table = _Table(chain, levels[-1], inner, memory_bytes)
-    seconds = table.fill(0)
-    if isinf(seconds):
+    sums = _Sums.of(chain)
+    room = memory_bytes if memory_bytes is not None and not memory_bytes >= sums.most_bytes(total) else None
+    planner = None
+    for level in levels:
+        planner = _Planner(sums, level, planner, room)
+    assert planner is not None
+    table = planner.table(range(1), behind=_NOTHING)
+    if isinf(table.best[-1, 0, -1]):
         raise PlanError(
             f"a stage must fit into the memory of a device ({memory_bytes:,.0f} bytes), but no split over {total} "
             "devices does; take more devices, a smaller minibatch, or recompute activations"
         )
-    return table.partition(0, len(chain))
+    return table.partition(len(chain))
 
 
-def _versions(replicas: int, behind: int) -> int:
-    return ceil((replicas + behind) / replicas)
+def _devices(inside: Partition | None) -> int:
+    """In a machine."""
+    return 1 if inside is None else inside.machines * _devices(inside.stages[0].inside)
+
+
+def _input_devices(inside: Partition | None) -> int:
+    """Of a machine, those where minibatches enter it."""
+    return 1 if inside is None else inside.stages[0].replicas * _input_devices(inside.stages[0].inside)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Spans:
-    """Layers i to j (exclusive) on one machine of the level below: seconds a minibatch, and how it is split there."""
+class _Sums:
+    """Over the first k layers; and what crosses between them and the rest, there and back."""
 
     seconds: Floats
-    tables: "tuple[_Table, ...]" = ()
-    """By first layer; none where a machine is one device."""
+    weights: Floats
+    activations: Floats
+    crossing: Floats
 
     @classmethod
-    def of_one_device(cls, chain: Chain) -> "_Spans":
-        done = np.concatenate(([0.0], np.cumsum([layer.seconds for layer in chain.layers])))
-        return cls(done[None, :] - done[:, None])
+    def of(cls, chain: Chain) -> "_Sums":
+        return cls(
+            _summed([layer.seconds for layer in chain.layers]),
+            _summed([float(layer.weight_bytes) for layer in chain.layers]),
+            _summed([float(layer.activation_bytes) for layer in chain.layers]),
+            2 * np.concatenate(([0.0], np.array(chain.cut_bytes, dtype=np.float64))),
+        )
 
-    @classmethod
-    def of_level(
-        cls, chain: Chain, level: Level, inner: "_Spans", *, memory_bytes: float | None, machines_outside: int
-    ) -> "_Spans":
-        """Every span split over all machines of the level."""
-        count = len(chain)
-        seconds = np.full((count + 1, count + 1), np.inf)
-        tables = []
-        for first in range(count):
-            table = _Table(chain, level, inner, memory_bytes)
-            table.fill(first)
-            seconds[first] = table.best[:, level.machines]
-            tables.append(table)
-        return cls(seconds, tuple(tables))
+    def most_bytes(self, versions: int) -> float:
+        """Of all layers on one device, with so many minibatches in flight: more is never needed."""
+        weights, activations = float(self.weights[-1]), float(self.activations[-1])
+        return versions * (weights + activations) + weights
+
+
+def _summed(values: Sequence[float]) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+class _Planner:
+    """All splits over the machines of one level, each of which splits its layers by the planner of the level below."""
+
+    def __init__(self, sums: _Sums, level: Level, inner: "_Planner | None", memory_bytes: float | None) -> None:
+        self.sums, self.level, self.inner, self.memory_bytes = sums, level, inner, memory_bytes
+        self._seconds: dict[Fraction, Floats] = {}
+
+    def table(self, firsts: range, *, behind: Fraction) -> "_Table":
+        """For spans that begin with one of `firsts`; `behind` are machines of this level that come after its own."""
+        table = _Table(self, firsts, behind)
+        table.fill()
+        return table
+
+    def seconds(self, behind: Fraction) -> Floats:
+        """Of layers i to j (exclusive), a minibatch on all machines of the level."""
+        if behind not in self._seconds:
+            table = self.table(range(len(self.sums.seconds) - 1), behind=behind)
+            self._seconds[behind] = table.best[-1].copy()
+        return self._seconds[behind]
+
+    def data_parallel_seconds(self, first: int, end: int) -> float:
+        """Of these layers on every device."""
+        if self.inner is None:
+            single = float(self.sums.seconds[end] - self.sums.seconds[first])
+        else:
+            single = self.inner.data_parallel_seconds(first, end)
+        return self.shared(single, first, end, self.level.machines)
+
+    def shared(self, single: float, first: int, end: int, replicas: int) -> float:
+        """Seconds of layers that so many machines share, if one of them takes `single`."""
+        weights = float(self.sums.weights[end] - self.sums.weights[first])
+        return max(single, 4 * (replicas - 1) / replicas * weights / self.level.bandwidth_bytes_per_s) / replicas
 
 
 class _Table:
-    """A(j, m) for one level, from one first layer on."""
+    """A(j, m) for one level, from some first layers on: `best[m, first, j]`."""
 
-    def __init__(self, chain: Chain, level: Level, inner: _Spans, memory_bytes: float | None) -> None:
-        self._chain = chain
-        self._level = level
-        self._inner = inner
-        self._memory_bytes = memory_bytes
-        count, machines = len(chain), level.machines
-        self._weights = np.concatenate(([0.0], np.cumsum([float(layer.weight_bytes) for layer in chain.layers])))
-        self._activations = np.concatenate(([0.0], np.cumsum([float(each.activation_bytes) for each in chain.layers])))
-        self._crossing = 2 * np.concatenate(([0.0], np.array(chain.cut_bytes, dtype=np.float64)))
-        self.best = np.full((count + 1, machines + 1), np.inf)
+    def __init__(self, planner: _Planner, firsts: range, behind: Fraction) -> None:
+        self._planner, self._firsts, self._behind = planner, firsts, behind
+        self._machines = planner.level.machines
+        self._replicas = np.arange(1, self._machines + 1)[:, None]
+        self._is_limited = planner.memory_bytes is not None
+        self.best = np.full((self._machines + 1, len(firsts), len(planner.sums.seconds)), np.inf)
+        self.best[0, range(len(firsts)), firsts] = 0.0
 
-    def fill(self, first: int) -> float:
-        """The best for all layers from `first` on and all machines."""
-        self.best[first, 0] = 0.0
-        for end in range(first + 1, len(self._chain) + 1):
-            last_stage = self._last_stage(first, end)
-            for used in range(1, self._level.machines + 1):
-                self.best[end, used] = self._options(first, end, used, last_stage).min()
-        return float(self.best[-1, -1])
+    def fill(self) -> None:
+        """The best for all layers and all machines."""
+        for end in range(self._firsts.start + 1, self.best.shape[2]):
+            rows = min(end - self._firsts.start, len(self._firsts))
+            # Only where a machine's devices need room does it matter inside how many machines come after it.
+            stages = None if self._is_limited and self._planner.inner else self._last_stages(end, self._machines)
+            most = self._most_versions(end)
+            for used in range(1, self._machines + 1):
+                given = self._last_stages(end, used) if stages is None else stages[:used]
+                options = self._options(end, used, self._that_fit(given, most, used))
+                self.best[used, :rows, end] = options.min(axis=0).min(axis=1)
 
-    def _last_stage(self, first: int, end: int) -> Floats:
-        """Its seconds and those of what crosses into it, by first layer and machines; no split before changes them."""
-        bandwidth, replicas = self._level.bandwidth_bytes_per_s, np.arange(1, self._level.machines + 1)
-        compute = self._inner.seconds[first:end, end][:, None]
-        weights = (self._weights[end] - self._weights[first:end])[:, None]
-        seconds = np.maximum(compute, 4 * (replicas - 1) / replicas * weights / bandwidth) / replicas
-        crossing = self._crossing[first:end, None] / bandwidth
-        crossing[0] = 0.0
-        slower: Floats = np.maximum(seconds, crossing)
-        return slower
+    def _options(self, end: int, used: int, last_stages: Floats) -> Floats:
+        """The slowest stage of the layers to `end` on `used` machines.
 
-    def _options(self, first: int, end: int, used: int, last_stage: Floats) -> Floats:
-        """The slowest stage of `first` to `end` on `used` machines, by first layer and machines of the last stage."""
-        options: Floats = np.maximum(last_stage[:, :used], self.best[first:end, used - 1 :: -1])
-        if self._memory_bytes is not None:
-            options[~self._fits(first, end, used)] = np.inf
+        By machines of the last stage, first layer of all, and first layer of the last stage.
+        """
+        rows = min(end - self._firsts.start, len(self._firsts))
+        before = self.best[used - 1 :: -1, :rows, self._firsts.start : end]
+        crossing = self._planner.sums.crossing[self._firsts.start : end] / self._planner.level.bandwidth_bytes_per_s
+        options: Floats = np.maximum(np.maximum(last_stages, crossing)[:, None, :], before)
+        options[-1, range(rows), range(rows)] = last_stages[-1, :rows]  # one stage alone: nothing crosses into it
         return options
 
-    def _fits(self, first: int, end: int, used: int) -> npt.NDArray[np.bool_]:
-        replicas = np.arange(1, used + 1)
-        versions = np.ceil((replicas + self._level.machines - used) / replicas)
-        weights = (self._weights[end] - self._weights[first:end])[:, None]
-        activations = (self._activations[end] - self._activations[first:end])[:, None]
-        if self._inner.tables:  # the level below saw to it that its devices hold their parts
-            return np.ones((end - first, used), dtype=np.bool_)
-        fits: npt.NDArray[np.bool_] = versions * (weights + activations) + weights <= self._memory_bytes
-        return fits
+    def _last_stages(self, end: int, used: int) -> Floats:
+        """Seconds of the last of the stages on `used` machines, by its machines and its first layer."""
+        sums, bandwidth = self._planner.sums, self._planner.level.bandwidth_bytes_per_s
+        replicas = self._replicas[:used]
+        weights = sums.weights[end] - sums.weights[self._firsts.start : end]
+        sharing = 4 * (replicas - 1) / replicas * weights / bandwidth
+        seconds: Floats = np.maximum(self._compute(end, used), sharing) / replicas
+        return seconds
 
-    def partition(self, first: int, end: int) -> Partition:
-        """The split of layers `first` to `end` over all machines of the level."""
+    def _compute(self, end: int, used: int) -> Floats:
+        """Seconds on one machine, by first layer; and by machines of the stage, where that changes what fits."""
+        inner, sums, starts = self._planner.inner, self._planner.sums, slice(self._firsts.start, end)
+        if inner is None:
+            seconds: Floats = sums.seconds[end] - sums.seconds[starts]
+            return seconds
+        if not self._is_limited:
+            return inner.seconds(_NOTHING)[starts, end]
+        counts = range(1, used + 1)
+        return np.array([inner.seconds(self._behind_inside(count, used))[starts, end] for count in counts])
+
+    def _that_fit(self, last_stages: Floats, most_versions: Floats | None, used: int) -> Floats:
+        """Without those that would keep too many versions: ceil((replicas + machines behind) / replicas) of them."""
+        if most_versions is None:
+            return last_stages
+        behind = self._machines - used + self._behind
+        replicas = self._replicas[:used] * behind.denominator
+        versions = -(-(replicas + behind.numerator) // replicas)
+        return np.where(versions <= most_versions, last_stages, np.inf)
+
+    def _most_versions(self, end: int) -> Floats | None:
+        """That a device has room for, by first layer of the last stage; None: any, or the level below sees to it."""
+        room, sums, starts = self._planner.memory_bytes, self._planner.sums, slice(self._firsts.start, end)
+        if room is None or self._planner.inner is not None:
+            return None
+        weights = sums.weights[end] - sums.weights[starts]
+        kept = weights + (sums.activations[end] - sums.activations[starts])
+        divisor = np.where(kept > 0, kept, 1.0)
+        most = np.floor((room - weights) / divisor)
+        most -= most * divisor + weights > room  # a quotient that was rounded up to a whole number
+        return np.where(kept > 0, most, np.inf if room >= 0 else 0.0)
+
+    def _behind_inside(self, replicas: int, used: int) -> Fraction:
+        """For each machine of the last of the stages on `used`: how many of the level below come after its own."""
+        inner = self._planner.inner
+        if inner is None or not self._is_limited:
+            return _NOTHING
+        behind = (self._machines - used + self._behind) * inner.level.machines / replicas
+        return behind if inner.inner else Fraction(ceil(behind))  # versions of a device are whole: as many either way
+
+    def partition(self, end: int) -> Partition:
+        """The split of all layers from the first of `firsts` to `end` over all machines of the level."""
+        planner, first, machines = self._planner, self._firsts.start, self._machines
         stages: list[Stage] = []
-        at, used = end, self._level.machines
+        at, used = end, machines
         while at > first:
-            row, column = divmod(int(self._options(first, at, used, self._last_stage(first, at)).argmin()), used)
-            start, replicas = first + row, column + 1
-            stages.append(self._stage(start, at, replicas))
-            at, used = start, used - replicas
+            given = self._that_fit(self._last_stages(at, used), self._most_versions(at), used)
+            row, column = divmod(int(self._options(at, used, given)[:, 0, :].T.argmin()), used)
+            stages.append(self._stage(first + row, at, column + 1, used))
+            at, used = first + row, used - column - 1
         stages.reverse()
-        machines, bandwidth = self._level.machines, self._level.bandwidth_bytes_per_s
-        weights = float(self._weights[end] - self._weights[first])
-        single = float(self._inner.seconds[first, end])
+        weights = float(planner.sums.weights[end] - planner.sums.weights[first])
         return Partition(
             stages=tuple(stages),
-            seconds_per_minibatch=float(self.best[end, machines]),
+            seconds_per_minibatch=float(self.best[machines, 0, end]),
             bytes_per_minibatch=sum(self._bytes(stage, is_first=stage is stages[0]) for stage in stages),
-            single_seconds=single,
-            data_parallel_seconds=max(single, 4 * (machines - 1) / machines * weights / bandwidth) / machines,
+            single_seconds=self._single_seconds(first, end, _NOTHING),
+            data_parallel_seconds=planner.data_parallel_seconds(first, end),
             data_parallel_bytes=2 * (machines - 1) / machines * weights,
         )
 
-    def _stage(self, start: int, end: int, replicas: int) -> Stage:
-        bandwidth = self._level.bandwidth_bytes_per_s
-        weights = float(self._weights[end] - self._weights[start])
-        seconds = (
-            max(float(self._inner.seconds[start, end]), 4 * (replicas - 1) / replicas * weights / bandwidth) / replicas
-        )
-        inside = self._inner.tables[start].partition(start, end) if self._inner.tables else None
+    def _stage(self, start: int, end: int, replicas: int, used: int) -> Stage:
+        behind, inner = self._behind_inside(replicas, used), self._planner.inner
+        seconds = self._planner.shared(self._single_seconds(start, end, behind), start, end, replicas)
+        inside = None if inner is None else inner.table(range(start, start + 1), behind=behind).partition(end)
         return Stage(first=start, last=end - 1, replicas=replicas, seconds=seconds, inside=inside)
+
+    def _single_seconds(self, start: int, end: int, behind: Fraction) -> float:
+        """Of these layers on one machine."""
+        inner, sums = self._planner.inner, self._planner.sums
+        return float(sums.seconds[end] - sums.seconds[start] if inner is None else inner.seconds(behind)[start, end])
 
     def _bytes(self, stage: Stage, *, is_first: bool) -> float:
         """Into the stage and back, and among its replicas, which send and get all but their share of the weights."""
-        weights = float(self._weights[stage.last + 1] - self._weights[stage.first])
-        crossing = 0.0 if is_first else float(self._crossing[stage.first])
+        sums = self._planner.sums
+        weights = float(sums.weights[stage.last + 1] - sums.weights[stage.first])
+        crossing = 0.0 if is_first else float(sums.crossing[stage.first])
         return crossing + 2 * (stage.replicas - 1) / stage.replicas * weights

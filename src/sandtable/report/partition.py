@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isinf
 from typing import Any
 
 from rich.console import Console
@@ -23,15 +24,20 @@ def partition_data(chain: Chain, levels: Sequence[Level], found: Partition) -> d
         "replicas": [stage.replicas for stage in found.stages],
         "machines": [level.machines for level in levels],
         "bandwidth_bytes_per_s": [level.bandwidth_bytes_per_s for level in levels],
-        "minibatches_per_s": found.minibatches_per_s,
+        "minibatches_per_s": _finite(found.minibatches_per_s),
         "seconds_per_minibatch": found.seconds_per_minibatch,
         "bytes_per_minibatch": found.bytes_per_minibatch,
         "in_flight": found.in_flight,
-        "single_seconds": found.single_seconds,
+        "single_seconds": _finite(found.single_seconds),
         "data_parallel_seconds": found.data_parallel_seconds,
         "data_parallel_bytes": found.data_parallel_bytes,
         "stages": [_stage_data(chain, found, number) for number in range(len(found.stages))],
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no word for what is infinite: nothing to compute, or layers that do not fit into one machine."""
+    return None if isinf(value) else value
 
 
 def print_partition(chain: Chain, levels: Sequence[Level], found: Partition, console: Console) -> None:
@@ -111,7 +117,9 @@ def _facts(found: Partition) -> Table:
         "minibatches a second",
         f"{found.minibatches_per_s:.3g}",
         f"{1 / found.data_parallel_seconds:.3g}" if found.data_parallel_seconds else "",
-        f"one machine {1 / found.single_seconds:.3g}" if found.single_seconds else "",
+        f"one machine {1 / found.single_seconds:.3g}"
+        if found.single_seconds and not isinf(found.single_seconds)
+        else "",
     )
     fewer = 1 - found.bytes_per_minibatch / found.data_parallel_bytes if found.data_parallel_bytes else 0.0
     table.add_row(
@@ -120,7 +128,7 @@ def _facts(found: Partition) -> Table:
         format_bytes(round(found.data_parallel_bytes)),
         f"{abs(fewer):.1%} {'fewer' if fewer > 0 else 'more'}" if not found.is_data_parallel else "",
     )
-    table.add_row("in flight", str(found.in_flight), "1", "minibatches an input machine has under way")
+    table.add_row("in flight", str(found.in_flight), "1", "minibatches an input device has under way")
     return table
 
 
