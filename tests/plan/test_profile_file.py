@@ -20,6 +20,9 @@ PROFILE = {
 }
 
 
+TIMES = "forward_compute_time=1.0, backward_compute_time=1.0"
+
+
 def write(path, data) -> str:
     path.write_text(data if isinstance(data, str) else json.dumps(data))
     return str(path)
@@ -47,6 +50,11 @@ def test_the_published_form_is_read_as_a_chain(tmp_path):
     assert chain.cut_bytes == (10, 0)
 
 
+def test_the_number_of_a_node_is_made_of_its_digits_alone(tmp_path):
+    text = f"node² -- ReLU -- {TIMES}, activation_size=4.0, parameter_size=0\n"
+    assert [layer.name for layer in read_profile(write(tmp_path / "graph.txt", text)).layers] == ["node²"]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -59,6 +67,12 @@ def test_the_published_form_is_read_as_a_chain(tmp_path):
         ({**PROFILE, "edges": [["conv"]]}, "every layer and edge of a profile must be whole"),
         ({**PROFILE, "edges": [["conv", "nothing"]]}, "an edge must join two layers, but there is no layer 'nothing'"),
         ('{"format": ', "must be whole, but .* is not JSON"),
+        ({**PROFILE, "layers": [{**LAYERS[0], "name": [1]}]}, "there is no layer 'conv'"),
+        ({**PROFILE, "layers": [{**LAYERS[0], "weight_bytes": 10**400}]}, "weight_bytes of a layer must be a number"),
+        (
+            f"node1 -- ReLU -- {TIMES}, activation_size=inf, parameter_size=0\n",
+            "must be a layer or an edge, but .*:1 is",
+        ),
         ("something else\n", "must be a layer or an edge, but .*:1 is 'something else'"),
     ],
 )

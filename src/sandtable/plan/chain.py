@@ -4,6 +4,7 @@ A graph of layers becomes a chain by putting its layers in an order in which eac
 between two layers of that order is crossed by every output that is still read behind it, once, however many read it.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
@@ -27,7 +28,7 @@ class Layer:
     def __post_init__(self) -> None:
         for field in ("forward_s", "backward_s", "activation_bytes", "weight_bytes"):
             value = getattr(self, field)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value <= sys.float_info.max:
                 raise PlanError(f"{field} of a layer must be a number from 0 on, but layer '{self.name}' has {value}")
 
     @property

@@ -49,7 +49,9 @@ def _of_json(text: str, path: str | PathLike[str]) -> Chain:
         )
     try:
         names = ("name", "forward_s", "backward_s", "activation_bytes", "weight_bytes")
-        layers = [Layer(**{name: each[name] for name in names}) for each in data["layers"]]
+        layers = [
+            Layer(**{**{name: each[name] for name in names}, "name": str(each["name"])}) for each in data["layers"]
+        ]
         edges = [(str(source), str(reader)) for source, reader in data["edges"]]
     except (KeyError, TypeError, ValueError) as error:
         raise PlanError(
@@ -75,7 +77,7 @@ def _of_text(text: str, path: str | PathLike[str]) -> Chain:
                 inputs.add(parts[0])
             else:
                 layers.append(_layer(*parts))
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
             raise PlanError(
                 f"a line of a profile must be a layer or an edge, but {path}:{number} is '{line.strip()[:60]}'; "
                 "give a file of `sandtable profile`, or a graph.txt of PipeDream's profiler"
@@ -96,4 +98,4 @@ def _layer(node: str, _description: str, values: str) -> Layer:
 
 
 def _number(node: str) -> int:
-    return int("".join(letter for letter in node if letter.isdigit()) or 0)
+    return int("".join(letter for letter in node if letter.isdecimal()) or 0)
