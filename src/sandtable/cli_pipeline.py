@@ -87,6 +87,10 @@ def profile_command(
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"--out must be a file that can be written, but {out} cannot: {error}") from error
+    if out.is_dir():
+        raise LaunchError(
+            f"--out must be a file that can be written, but {out} is a directory; for example profile.json"
+        )
     job = {"function": function, "inputs": inputs or [], "num_batches": batches, "device": device, "out": str(out)}
     data = _measured(job, show_progress=not as_json) if cluster is None else _predicted(job, cluster)
     if as_json:

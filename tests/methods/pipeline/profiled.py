@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["branching", "deep", "routed", "with_loss"]
+__all__ = ["branching", "deep", "of_width", "routed", "with_loss", "with_words"]
 
 
 def deep() -> nn.Module:
@@ -19,6 +19,14 @@ def deep() -> nn.Module:
 def with_loss() -> tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]:
     targets = torch.zeros(4, dtype=torch.int64)
     return nn.Sequential(nn.Linear(8, 3)), torch.randn(4, 8), lambda output: F.cross_entropy(output, targets)
+
+
+def with_words() -> tuple[nn.Module, dict[str, Tensor]]:
+    return nn.Sequential(nn.Linear(8, 3)), {"input": torch.randn(4, 8)}
+
+
+def of_width(width: int) -> nn.Module:
+    return nn.Linear(width, width)
 
 
 class _Branching(nn.Module):

@@ -160,6 +160,26 @@ def test_inputs_are_made_from_shape_type_and_bound(text, shape, dtype):
             {"function": "tests.methods.pipeline.models:vgg", "inputs": ("2,3,8,8",), "device": "abacus"},
             "a device must be one that is here .* but got 'abacus'",
         ),
+        (
+            {"function": "tests.methods.pipeline.profiled:deep", "inputs": ("2,8,8",)},
+            r"deep does not take \(2, 8, 8\) float32: RuntimeError .*; give others with --input",
+        ),
+        (
+            {"function": "tests.methods.pipeline.profiled:with_words"},
+            "inputs must be a tensor or several, but .*:with_words gives str among them",
+        ),
+        (
+            {"function": "tests.methods.pipeline.profiled:of_width", "inputs": ("2,8",)},
+            "called without arguments, but .*:of_width needs some: missing a required argument: 'width'",
+        ),
+        (
+            {"function": "tests.methods.pipeline.profiled:deep", "inputs": ("2,8:int64:0",)},
+            "random values of its type below its bound, but for '2,8:int64:0' there are none",
+        ),
+        (
+            {"function": "tests.methods.pipeline.profiled:deep", "inputs": ("2,8:int8:50257",)},
+            "random values of its type below its bound, but for '2,8:int8:50257' there are none",
+        ),
     ],
 )
 def test_jobs_that_cannot_be_run_are_refused_with_the_remedy(settings, message, tmp_path):

@@ -89,6 +89,8 @@ def test_a_faster_card_is_faster(tmp_path):
 def test_what_is_refused_here_is_refused_there_and_a_full_card_is_an_error_too():
     with pytest.raises(LaunchError, match="--out must be a file that can be written"):
         run(f"{HERE}:branching", "--out", str(ROOT / "README.md" / "profile.json"))
+    with pytest.raises(LaunchError, match=r"--out must be a file that can be written, but .* is a directory"):
+        run(f"{HERE}:deep", "--input", "2,3,8,8", "--out", str(ROOT))
     for place in (("--device", "cpu"), ("--cluster", "dgx-a100")):
         with pytest.raises(MethodError, match=r"Branching does not: .*profiled.py:\d+; take the part"):
             run(f"{HERE}:branching", *place)

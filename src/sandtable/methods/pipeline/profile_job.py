@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline.profile import profile
 from sandtable.methods.pipeline.profile_file import Profile
+from sandtable.methods.pipeline.refused import Refused
 
 __all__ = ["ProfileJob", "main", "make_input", "run_job"]
 
@@ -57,15 +59,28 @@ def run_job(job: ProfileJob) -> Profile:
             "64,3,224,224, or --input 8,1024:int64:50257 for numbers below 50257"
         )
     batch = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    found = profile(
-        model.to(device),
-        tuple(each.to(device) for each in batch),
-        num_batches=job.num_batches,
-        loss=loss,
-        show_progress=job.show_progress,
-    )
+    for each in batch:
+        if not isinstance(each, Tensor):
+            raise MethodError(
+                f"inputs must be a tensor or several, but {job.function} gives {type(each).__name__} among them; give "
+                "them as a tuple, in the order in which the model takes them"
+            )
+    found = _profiled(model.to(device), tuple(each.to(device) for each in batch), loss, job)
     found.save(job.out)
     return found
+
+
+def _profiled(model: nn.Module, batch: tuple[Tensor, ...], loss: Any, job: ProfileJob) -> Profile:
+    try:
+        return profile(model, batch, num_batches=job.num_batches, loss=loss, show_progress=job.show_progress)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in batch)
+        raise MethodError(
+            f"a model must take its inputs, but {job.function} does not take {shapes}: {Refused('', error)}; "
+            "give others with --input"
+        ) from error
 
 
 def make_input(text: str, *, device: str = "cpu") -> Tensor:
@@ -78,9 +93,15 @@ def make_input(text: str, *, device: str = "cpu") -> Tensor:
             "for example 64,3,224,224 or 8,1024:int64:50257"
         )
     shape = [int(part) for part in re.split("[,x]", found["shape"])]
-    if dtype.is_floating_point:
-        return torch.randn(shape, dtype=dtype, device=device)
-    return torch.randint(int(found["below"] or 2), shape, dtype=dtype, device=device)
+    try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, dtype=dtype, device=device)
+        return torch.randint(int(found["below"] or 2), shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # a bound of 0, or above what the type holds; a type without random numbers
+        raise MethodError(
+            f"an input must have random values of its type below its bound, but for '{text}' there are none: "
+            f"{str(error).splitlines()[0]}; for example 8,1024:int64:50257"
+        ) from error
 
 
 def _device(name: str) -> str:
@@ -111,6 +132,15 @@ def _call(function: str) -> Any:
             f"the model must be given by a function, as MODULE:FUNCTION, but there is no '{function}'; "
             "for example models:vgg16, with models.py in this directory"
         )
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise MethodError(
+            f"the function that gives the model is called without arguments, but {function} needs some: {error}; "
+            "give one that calls it"
+        ) from error
+    except ValueError:  # some functions in C do not say what they take
+        pass
     return found()
 
 
