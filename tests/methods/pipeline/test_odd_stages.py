@@ -1,5 +1,7 @@
 """Stages are any modules, and the model may return anything."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.methods.pipeline.odd_stages import loss, make
@@ -128,7 +130,8 @@ def refused(schedule):
     """What the first rank says of inputs by name, and of stages that give a dictionary, or None beside a tensor."""
     found = []
     ((inputs, targets),) = batches(1)
-    for what, given in ((None, inputs), ("names", inputs), (None, {"inputs": inputs})):
+    cases: list[tuple[str | None, Any]] = [(None, inputs), ("names", inputs), (None, {"inputs": inputs})]
+    for what, given in cases:
         stages = [Gives(what), nn.Linear(6, 3)]
         pipeline = Pipeline(stages, momentum, loss=nn.functional.cross_entropy, schedule=schedule, timeout_s=40)
         if pipeline.takes_inputs:

@@ -31,7 +31,7 @@ class Layout:
         dealt = torch.unflatten(whole, self.dim, (self.parts, group.size, -1))
         return dealt.select(self.dim + 1, group.rank).flatten(self.dim, self.dim + 1).clone()
 
-    def parameter(self, whole: nn.Parameter, group: TensorGroup, what: str) -> nn.Parameter:
+    def parameter(self, whole: Tensor, group: TensorGroup, what: str) -> nn.Parameter:
         """The slice as a parameter of its own."""
         return nn.Parameter(self.take(whole.detach(), group, what), requires_grad=whole.requires_grad)
 

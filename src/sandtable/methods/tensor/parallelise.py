@@ -128,7 +128,7 @@ class TensorParallel:
         norm = (squares[0] + self.group.all_reduce(squares[1])).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for _, gradient in named:
-            (gradient.to_local() if _is_sharded(gradient) else gradient).mul_(scale)  # type: ignore[operator]
+            (gradient.to_local() if _is_sharded(gradient) else gradient).mul_(scale)  # type: ignore[attr-defined]
         return norm
 
     def _start_equal(self) -> None:
