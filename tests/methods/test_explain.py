@@ -9,6 +9,7 @@ from tests.methods.processes import run
 from tests.methods.training import sgd
 from torch import nn
 
+from sandtable.errors import MethodError
 from sandtable.methods import AllReduce, DataParallel, Explanation, Gossip, LocalSGD
 
 _ELEMENTS = 1000 * 100
@@ -61,3 +62,20 @@ def test_compression_that_does_not_pay_is_warned_about(found):
 def test_it_prints_as_a_person_would_say_it(found):
     assert "a step sends 58.59 KiB in 0.15 messages, where dense all-reduce sends 585.94 KiB" in str(found["seldom"])
     assert "warning: " in str(found["fast link"])
+
+
+def _refusals() -> list[str]:
+    told = []
+    for bandwidth, latency in ((float("nan"), None), (0.0, None), (1e6, -1.0), (None, 0.001)):
+        with pytest.raises(MethodError) as error:
+            _explain(bandwidth, latency)
+        told.append(str(error.value))
+    return told
+
+
+def test_links_that_cannot_be_are_refused():
+    nothing, zero, negative, alone = run(1, _refusals)[0]
+    assert "bandwidth must be above 0 bytes/s, but got nan" in nothing
+    assert "bandwidth must be above 0 bytes/s, but got 0" in zero
+    assert "latency must be 0 s or more and come with a bandwidth, but got latency=-1" in negative
+    assert "bandwidth=None; try explain(12.5e6, 0.0005)" in alone

@@ -67,8 +67,13 @@ def explain(
     latency: float | None,
 ) -> Explanation:
     """Against dense all-reduce of the same parameters; `bandwidth` in bytes/s each way, `latency` in s a message."""
-    if bandwidth is not None and bandwidth <= 0:
+    if bandwidth is not None and not bandwidth > 0:
         raise MethodError(f"bandwidth must be above 0 bytes/s, but got {bandwidth:g}; 100 Mbit/s is 12.5e6")
+    if latency is not None and (bandwidth is None or not latency >= 0):
+        raise MethodError(
+            f"latency must be 0 s or more and come with a bandwidth, but got latency={latency:g} and "
+            f"bandwidth={bandwidth}; try explain(12.5e6, 0.0005)"
+        )
     dense = _dense_cost(parameters, num_ranks)
     coding_s = cost.coded_elements * _coding_s_per_element(compression, parameters[0])
     communication_s = _seconds(cost, bandwidth, latency)

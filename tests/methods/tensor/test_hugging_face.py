@@ -135,11 +135,14 @@ def _refusals() -> list[str]:
         with pytest.raises(MethodError) as error:
             TensorParallel(_make(kind, **changes))
         told.append(str(error.value))
-    return told
+    with pytest.raises(MethodError) as error:
+        TensorParallel(_make("gpt2", add_cross_attention=True), sequence_parallel=True)
+    return [*told, str(error.value)]
 
 
 def test_too_few_heads_and_uneven_vocabularies_are_refused_with_the_remedy():
-    few, heads, vocabulary = run(4, _refusals)[0]
+    few, heads, vocabulary, cross = run(4, _refusals)[0]
     assert "(4) must divide num_key_value_heads of model.layers.0.self_attn, but got 2; try a group of 1 or 2" in few
     assert "(4) must divide num_heads of transformer.h.0.attn, but got 2; try a group of 1 or 2 ranks" in heads
     assert "(4) must divide the vocabulary of transformer.wte, but got 30; pad it to 32" in vocabulary
+    assert "read an encoder's, too (config.add_cross_attention); use sequence_parallel=False" in cross

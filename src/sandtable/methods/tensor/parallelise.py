@@ -62,6 +62,11 @@ class TensorParallel:
                 "sequence parallelism must know between which modules tokens are shared out, but the plan does not "
                 'say; give it Plan(..., sequence=("blocks.*", "norm")), or use sequence_parallel=False'
             )
+        if sequence_parallel and getattr(getattr(model, "config", None), "add_cross_attention", False):
+            raise MethodError(
+                "with sequence parallelism every layer must read its own tokens alone, but this model's read an "
+                "encoder's, too (config.add_cross_attention); use sequence_parallel=False"
+            )
         self._model = model
         self._start_equal()
         self._layouts = split_model(
