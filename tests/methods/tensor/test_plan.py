@@ -22,6 +22,9 @@ from sandtable.methods.tensor.plans import DECODER, ENCODER, GPT2, find_plan
         ("h.*", "transformer.h.3.attn.c_attn", False),
         ("blocks.*.up", "blocks.3.up", True),
         ("gate*", "blocks.3.gate_up", True),
+        (".0", "0", True),
+        (".0", "3.0", False),
+        (".features.*", "features.2", True),
     ],
 )
 def test_a_pattern_is_compared_with_the_end_of_a_name(pattern, name, fits):
@@ -51,7 +54,7 @@ def test_a_pattern_that_fits_nothing_is_refused():
 
 
 def test_an_unknown_style_is_refused():
-    with pytest.raises(MethodError, match=r'"column", "row", "vocabulary", "heads" or a Style such as .* has \'rows\''):
+    with pytest.raises(MethodError, match=r'"heads", "channels" or a Style such as .* has \'rows\''):
         Plan({"0": "rows"})
 
 
