@@ -1,19 +1,18 @@
-"""Collective times against curves that others measured.
+"""Compare the predicted times of collectives with measured curves.
 
     python bench/collectives.py
     python bench/collectives.py --quick
     python bench/collectives.py --rows
 
-Each curve of validation/rows/collectives.toml is planned on its machine of the catalogue with nothing else on the wire,
-from 1 MB up, and the time (or bus bandwidth) is held against the measured one. `calibrated` curves are those that
-constants were fitted to; of `in_catalogue` curves the plateau is where the catalogue's link efficiency comes from.
-The last line is a JSON object:
+Each curve of validation/rows/collectives.toml is predicted from 1 MB up on its machine of the catalogue, with an idle
+network, and compared with the measured time or bus bandwidth. Constants were fitted to `calibrated` curves; the
+catalogue's link efficiency comes from the plateau of `in_catalogue` curves. The last line is a JSON object:
 
-curves                 by id: n, mean_abs_pct, max_abs_pct, calibrated, in_catalogue
-predicted_mean_abs_pct the mean over all rows of curves not calibrated on
-unseen_mean_abs_pct    the same without curves whose plateau is in the catalogue
-mean_abs_pct           the mean over all rows
-n                      how many rows there are
+curves                  by id: n, mean_abs_pct, max_abs_pct, calibrated, in_catalogue
+predicted_mean_abs_pct  mean over all rows of curves not calibrated on
+unseen_mean_abs_pct     the same without curves whose plateau is in the catalogue
+mean_abs_pct            mean over all rows
+n                       number of rows
 """
 
 import argparse
@@ -32,7 +31,7 @@ from sandtable.engine.network import Planner
 ROWS = Path(__file__).parents[1] / "validation" / "rows" / "collectives.toml"
 SMALLEST_BYTES = 10**6
 _CALLS = {
-    # bytes in and out of one of n members, for a message of size s
+    # bytes in and out of each of n members, for a message of size s
     "all_reduce": lambda s, n: (s, s),
     "all_gather": lambda s, n: (s // n, s),
     "reduce_scatter": lambda s, n: (s, s // n),
@@ -40,7 +39,7 @@ _CALLS = {
 
 
 def main() -> None:
-    """Print a line a curve, then everything as JSON."""
+    """Print one line per curve, then everything as JSON."""
     args = parse_arguments()
     curves = tomllib.loads(ROWS.read_text(encoding="utf-8"))["curves"]
     if args.quick:
@@ -61,14 +60,14 @@ def main() -> None:
                 "predicted_mean_abs_pct": _mean(errors, predicted),
                 "unseen_mean_abs_pct": _mean(errors, unseen),
                 "mean_abs_pct": _mean(errors, list(errors)),
-                "n": sum(len(each) for each in errors.values()),
+                "n": sum(map(len, errors.values())),
             }
         )
     )
 
 
 def judge(curve: dict[str, Any], *, show_rows: bool) -> dict[str, Any]:
-    """Errors of one curve, in percent of the measured time."""
+    """Return the errors of one curve, in per cent of the measured time."""
     planner = Planner(Topology(load(curve["machine"], nodes=curve["nodes"])))
     errors = []
     for size, measured_us in zip(curve["size_bytes"], _measured_us(curve), strict=True):
@@ -99,8 +98,9 @@ def judge(curve: dict[str, Any], *, show_rows: bool) -> dict[str, Any]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="of the long curves only those of 3 and 8 GPUs")
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="long curves of 3 and 8 GPUs only")
     parser.add_argument("--rows", action="store_true", help="print every row")
     return parser.parse_args()
 

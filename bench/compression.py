@@ -1,28 +1,27 @@
-"""How fast each compressor and its inverse are, and whether they pay at 1 Gbit/s.
+"""Speed of each compressor and its inverse, and whether it pays off at 1 Gbit/s.
 
     python bench/compression.py
     python bench/compression.py --quick
 
-A vector of four million float32 (as many as a small CNN has, or a bucket of 16 MB) is encoded and decoded by each
-compressor as users get it, with error feedback, on one thread and on two, against torch's copy_ of the same vector.
-The compressors take turns, so that what else the machine does is spread over all; figures are medians (`least_` the
-fastest: what it takes when the machine does nothing else). Before the
-first that counts each has run once, so that the residual is there and the C++ is compiled.
+Each compressor, with error feedback as users get it, encodes and decodes a vector of four million float32 (a small CNN,
+or a bucket of 16 MB), on one thread and on two; the baseline is torch's copy_ of the same vector. The compressors take
+turns, so that other work on the machine affects all of them alike. Figures are medians; `least_` is the fastest. Each
+compressor runs once before timing, so that its residual exists and its C++ is compiled.
 
-A message saves (dense bytes - its bytes) / 125 MB/s on the wire and costs one encode and one decode. It pays if that
-is less. PowerSGD is no message: what is timed is its whole reduction of a 2048 x 2048 matrix with nobody else there,
-which is its encode and decode. The last line is a JSON object:
+A message saves (dense bytes - message bytes) / 125 MB/s on the wire and costs one encode and one decode. It pays off if
+the cost is lower. PowerSGD sends no single message: its timing covers the whole reduction of a 2048 x 2048 matrix on
+one rank. The last line is a JSON object:
 
 elements, dense_bytes, bandwidth_bytes_per_s, load_average, repeats
-memcpy_gb_s           by threads: bytes of the vector a second, in copy_
-compressors           by name, and then by threads:
-  message_bytes         what goes over the wire instead of dense_bytes
-  encode_gb_s, decode_gb_s  bytes of the vector a second
+memcpy_gb_s           by threads: speed of copy_
+compressors           by name, then by threads:
+  message_bytes         bytes on the wire instead of dense_bytes
+  encode_gb_s, decode_gb_s  speed, in bytes of the dense vector
   cost_ms, saved_ms     encode + decode, and the time saved on the wire
   pays                  cost < saved
-  least_cost_ms         the fastest encode + the fastest decode
-  cpu_cost_ms           processor time of both, on all threads: on one, the cost where the machine does nothing else
-none_costs_more_than_it_saves   over all of them, on one thread and on two
+  least_cost_ms         fastest encode + fastest decode
+  cpu_cost_ms           processor time of both, on all threads
+none_costs_more_than_it_saves   whether every compressor pays off, on one thread and on two
 """
 
 import argparse
@@ -35,17 +34,7 @@ from typing import Any
 
 import torch
 
-from sandtable.methods.compression import (
-    QSGD,
-    Compression,
-    Half,
-    MomentumCorrection,
-    PowerSGD,
-    RandomK,
-    Sign,
-    Threshold,
-    TopK,
-)
+from sandtable.methods.data import QSGD, Compression, Half, MomentumCorrection, PowerSGD, RandomK, Sign, Threshold, TopK
 from sandtable.units import GBIT_BYTES
 
 COMPRESSORS: dict[str, Compression] = {
@@ -70,7 +59,7 @@ POWER_SGD_SIDE = 2048
 
 
 def main() -> None:
-    """Print a line a compressor, then everything as JSON."""
+    """Print one line per compressor, then everything as JSON."""
     args = parse_arguments()
     names = QUICK if args.quick else tuple(COMPRESSORS)
     repeats = 3 if args.quick else args.repeats
@@ -103,7 +92,7 @@ def main() -> None:
 
 
 class Case:
-    """One compressor with its vector: how to encode, how to decode, and the seconds that each took."""
+    """One compressor with its vector, and the seconds that encoding and decoding took."""
 
     def __init__(self, encode: Callable[[], Any], decode: Callable[[], Any], *, dense_bytes: int) -> None:
         self.encode, self.decode, self.dense_bytes = encode, decode, dense_bytes
@@ -117,7 +106,7 @@ class Case:
         self.cpu_s.clear()
 
     def run(self) -> None:
-        """Once more."""
+        """Encode and decode once more."""
         cpu_start, start = time.process_time(), time.perf_counter()
         self.message_bytes = self.encode()
         middle = time.perf_counter()
@@ -127,7 +116,7 @@ class Case:
         self.cpu_s.append(time.process_time() - cpu_start)
 
     def figures(self) -> dict[str, Any]:
-        """Medians."""
+        """Return the medians."""
         encode_s, decode_s = median(self.encode_s), median(self.decode_s)
         saved_s = (self.dense_bytes - self.message_bytes) / GBIT_BYTES
         return {
@@ -143,7 +132,7 @@ class Case:
 
 
 def codec_case(compression: Compression, num_elements: int) -> Case:
-    """Gradients of different sizes in different places, as layers have them; a new one each time in turn."""
+    """Make a case with two vectors in turn, whose scale varies along the vector as it does between layers."""
     generator = torch.Generator().manual_seed(0)
     scale = torch.logspace(-2, 0, 64).repeat_interleave(-(-num_elements // 64))[:num_elements]
     vectors = [torch.randn(num_elements, generator=generator) * scale for _ in range(2)]
@@ -160,7 +149,7 @@ def codec_case(compression: Compression, num_elements: int) -> Case:
 
 
 def power_sgd_case(compression: PowerSGD) -> Case:
-    """The whole reduction counts as the encode."""
+    """Make a case whose encode is the whole reduction."""
     shapes = [torch.Size((POWER_SGD_SIDE, POWER_SGD_SIDE))]
     reducer = compression.reducer(shapes, torch.float32, torch.device("cpu"))
     gradient = torch.randn(shapes[0], generator=torch.Generator().manual_seed(0))
@@ -173,7 +162,7 @@ def power_sgd_case(compression: PowerSGD) -> Case:
 
 
 def measure_copy(num_elements: int, repeats: int) -> float:
-    """Seconds of copy_."""
+    """Return the seconds of copy_."""
     source, target = torch.randn(num_elements), torch.zeros(num_elements)
     seconds = []
     for _ in range(max(repeats, 5)):
@@ -184,7 +173,7 @@ def measure_copy(num_elements: int, repeats: int) -> float:
 
 
 def describe(name: str, figure: dict[str, Any]) -> str:
-    """One line."""
+    """Format one line."""
     decode = "     -" if figure["decode_gb_s"] is None else f"{figure['decode_gb_s']:6.2f}"
     return (
         f"  {name:24} {figure['message_bytes']:9} bytes  encode {figure['encode_gb_s']:6.2f}  decode {decode} GB/s  "
@@ -195,12 +184,15 @@ def describe(name: str, figure: dict[str, Any]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="five compressors, three times each")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads")
-    parser.add_argument("--elements", type=int, default=4_000_000, help="components of the vector")
-    parser.add_argument("--repeats", type=int, default=9, help="times each is measured")
-    return parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="five compressors, a million elements, three times each")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread counts (default 1 2)")
+    parser.add_argument("--elements", type=int, help="components of the vector (default 4 million)")
+    parser.add_argument("--repeats", type=int, default=9, help="measurements per compressor (default 9)")
+    args = parser.parse_args()
+    args.elements = args.elements or (1_000_000 if args.quick else 4_000_000)
+    return args
 
 
 if __name__ == "__main__":

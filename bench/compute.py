@@ -1,13 +1,18 @@
-"""How well the cost of operators adds up to published times of whole layers and steps on one GPU.
+"""Compare sums of predicted operator costs with published times of layers and steps on one GPU.
 
     python bench/compute.py            # every case
-    python bench/compute.py --quick    # two of them
+    python bench/compute.py --quick    # two cases
     python bench/compute.py --detail   # with the time by family
 
-Each case is the list of operators that the published program runs, written down by hand here, so that the cost model is
-judged alone, without capture, clock and network. The host is left out: these programs keep the device busy. The last
-line is a JSON object: for each case the published time, the model's, and the error in per cent. Cases marked with * are
-those that the catalogue's efficiencies were fitted to.
+Each case lists the operators that the published program runs, written down by hand in bench/compute_cases. This judges
+the cost model alone, without capture, clock, network and host: these programs keep the device busy. Cases marked with *
+were used to fit the catalogue's efficiencies. The last line is a JSON object, by case:
+
+device        name in the catalogue
+published_ms  published time
+model_ms      sum of the predicted operator costs
+error_pct     error of the prediction
+fitted        whether the case was used to fit the efficiencies
 """
 
 import argparse
@@ -16,20 +21,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from compute_cnn import resnet50, vgg16
-from compute_gpt import Gpt, adam_ops, attention_ops, backward_ops, forward_ops, head_ops
+from compute_cases.cnn import resnet50, vgg16
+from compute_cases.gpt import Gpt, adam_ops, attention_ops, backward_ops, forward_ops, head_ops
 
 from sandtable.cluster import load_device
 from sandtable.engine.compute import CostModel
 from sandtable.trace.signature import Signature
 
 BUS_BYTES_PER_S = 235e9
-"""Of an all-reduce between the eight A100 of a node over NVLink, as it is measured (nccl-tests' bus bandwidth)."""
+"""Measured bus bandwidth (nccl-tests) of an all-reduce between the eight A100 of a node over NVLink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A published time and the operators that make it; `extra_ms` is what no operator is behind."""
+    """A published time and the operators behind it; `extra_ms` is time that no operator accounts for."""
 
     id: str
     device: str
@@ -40,6 +45,7 @@ class Case:
 
 
 def main() -> None:
+    """Print one line per case, then everything as JSON."""
     args = parse_arguments()
     figures: dict[str, dict[str, float | str | bool]] = {}
     for case in CASES[:2] if args.quick else CASES:
@@ -63,6 +69,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the first two cases only")
     parser.add_argument("--detail", action="store_true", help="print the time by family of operators")
@@ -70,7 +77,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def cost_by_family(case: Case) -> Counter[str]:
-    """Milliseconds of the device by family."""
+    """Return the device's milliseconds by family."""
     model = CostModel(load_device(case.device))
     total: Counter[str] = Counter()
     for signature, count in Counter(case.ops()).items():
@@ -84,8 +91,8 @@ def all_reduce_ms(num_bytes: int, size: int = 8) -> float:
 
 
 KORTHIKANTI_22B = Gpt(hidden=6144, heads=64, layers=1, seq=2048, batch=4, tp=8)
-"""One layer. Of its all-reduces of (seq, batch, hidden), the two of the forward pass are waited for; those of the
-backward pass run beside the gradients of the weights (Megatron-LM does so since early 2022)."""
+"""One layer. The two all-reduces of (seq, batch, hidden) in its forward pass are exposed; those of the backward pass
+overlap with the gradients of the weights (in Megatron-LM since early 2022)."""
 SUMS_MS = 2 * all_reduce_ms(2 * KORTHIKANTI_22B.tokens * KORTHIKANTI_22B.hidden)
 
 MEGATRON_1B = {"hidden": 1920, "heads": 15, "layers": 24, "seq": 1024, "vocab": 51200}
@@ -98,7 +105,7 @@ MPT_7B_LONG = replace(MPT_7B, seq=32768, batch=2)
 
 
 def megatron_step(batch: int) -> Callable[[], Iterator[Signature]]:
-    """A step with every layer's forward pass run again before its backward pass."""
+    """Return the operators of a step that runs every layer's forward pass again before its backward pass."""
     model = Gpt(**MEGATRON_1B, batch=batch)
 
     def ops() -> Iterator[Signature]:
@@ -113,7 +120,7 @@ def megatron_step(batch: int) -> Callable[[], Iterator[Signature]]:
 
 
 def mpt_step(model: Gpt, *, micro_batches: int, shards: int, recompute: bool) -> Callable[[], Iterator[Signature]]:
-    """A rank's step under FSDP, as if its communication were hidden; the optimizer works on a shard."""
+    """Return the operators of a rank's step under FSDP with hidden communication; the optimizer updates a shard."""
 
     def ops() -> Iterator[Signature]:
         for _ in range(micro_batches):

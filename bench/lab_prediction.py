@@ -1,17 +1,19 @@
-"""Step times predicted and really measured, side by side: the same scripts on labs made of this machine.
+"""Compare predicted with measured step times: the same scripts on labs built on this machine.
 
     sudo python bench/lab_prediction.py
     sudo python bench/lab_prediction.py --only unequal --steps 12
+    sudo python bench/lab_prediction.py --quick
 
-Three labs (see LABS), one of them with unequal links, and two ways to train in parallel (see METHODS). For each lab the
-scripts are rehearsed as `sandtable run` does, hosts and links are calibrated with the operators of the rehearsals, and
-then the scripts, not edited, are run for real with gloo. Real step times are those between the lines that the script
-prints; their median after a warm-up is held against the prediction. Nothing of a prediction comes from the real run of
-the script. The last line is a JSON object:
+There are three labs (LABS), one with unequal links, and two ways to train in parallel (METHODS). For each lab, the
+benchmark rehearses the scripts as `sandtable run` does, calibrates hosts and links with the operators of the
+rehearsals, and runs the unchanged scripts for real with gloo. The measured step time is the time between the lines that
+a script prints: the median after a warm-up. No prediction uses the real run of its script. The last line is a JSON
+object:
 
 rows          lab, method, predicted_s, measured_s, error_pct, and the range of the measured steps
-max_abs_pct   the largest error
-mean_abs_pct  the mean of errors without sign
+max_abs_pct   largest absolute error
+mean_abs_pct  mean absolute error
+skipped       instead of all others: why no lab can be built here
 """
 
 import argparse
@@ -30,14 +32,15 @@ from sandtable.cluster import load
 from sandtable.engine import simulate
 from sandtable.engine.compute import MeasuredRow, MeasuredTable
 from sandtable.errors import SandtableError
-from sandtable.lab import Lab, Plan, calibrate, machine_text
+from sandtable.lab import Lab, LabPlan, calibrate, machine_text, missing
+from sandtable.report.progress import TerminalListener
 from sandtable.trace import Signature, Trace
-from sandtable.vgpu import Job, TerminalView, core_path, launch
+from sandtable.vgpu import Job, launch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MBIT = 10**6 / 8
 CORES = 0.4
-"""Of this machine's processors, for each host: 4 hosts leave some of 2 cores to the kernel's part of the network."""
+"""Cores per host: 4 hosts leave part of 2 cores to the kernel's network stack."""
 WARM_UP = 2
 
 LABS = {
@@ -68,11 +71,14 @@ class Row:
 
 
 def main() -> None:
-    """Predict and measure, and print each row as it comes."""
+    """Predict and measure; print each row as soon as it is complete."""
     args = parse_arguments()
+    if reason := missing():
+        print(json.dumps({"skipped": reason}))
+        return
     rows = []
     try:
-        for name in args.only or LABS:
+        for name in args.only:
             for row in compare(name, args):
                 print(show(row), flush=True)
                 rows.append(row)
@@ -82,13 +88,13 @@ def main() -> None:
 
 
 def compare(name: str, args: argparse.Namespace) -> list[Row]:
-    """All methods on one lab."""
-    plan = Plan.of_bandwidths(LABS[name], cores=args.cores)
-    before = measure_all(plan, args.steps)
+    """Return the rows of all methods on one lab."""
+    plan = LabPlan.of_bandwidths(LABS[name], cores=args.cores)
+    before = measure_all(plan, args)
     with tempfile.TemporaryDirectory(prefix="sandtable-bench-") as directory:
-        traces = {method: rehearse(method, plan, Path(directory)) for method in METHODS}
+        traces = {method: rehearse(method, plan, Path(directory)) for method in args.methods}
         predicted = predict(traces, plan, Path(directory))
-    after = measure_all(plan, args.steps)
+    after = before if args.quick else measure_all(plan, args)
     rows = []
     for method, seconds in predicted.items():
         steps = before[method] + after[method]
@@ -105,14 +111,14 @@ def compare(name: str, args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def measure_all(plan: Plan, num_steps: int) -> dict[str, list[float]]:
-    """Really measured steps of all methods; once before and once after calibration, since other work comes and goes."""
+def measure_all(plan: LabPlan, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Measure real steps of all methods: before and after calibration, since the load of the machine varies."""
     with Lab(plan) as lab:
-        return {method: measure(method, lab, num_steps)[WARM_UP:] for method in METHODS}
+        return {method: measure(method, lab, args.steps)[WARM_UP:] for method in args.methods}
 
 
-def rehearse(method: str, plan: Plan, directory: Path) -> Trace:
-    """The script on virtual devices, one a host."""
+def rehearse(method: str, plan: LabPlan, directory: Path) -> Trace:
+    """Capture the script on virtual devices, one per host."""
     script, *flags = METHODS[method]
     num_hosts = len(plan.hosts)
     job = Job(
@@ -122,14 +128,13 @@ def rehearse(method: str, plan: Plan, directory: Path) -> Trace:
         nproc_per_node=1,
         cluster=load("lab", nodes=num_hosts),
         num_steps=3,
-        out=directory / method,
-        core_path=str(core_path()),
     )
-    return launch(job, view=TerminalView())
+    with TerminalListener() as listen:
+        return launch(job, listen=listen)
 
 
-def predict(traces: dict[str, Trace], plan: Plan, directory: Path) -> dict[str, float]:
-    """Seconds of a step of each, on hosts and links as calibrated now."""
+def predict(traces: dict[str, Trace], plan: LabPlan, directory: Path) -> dict[str, float]:
+    """Return the seconds per step of each method, with hosts and links calibrated now."""
     signatures = dict.fromkeys(text for trace in traces.values() for text in trace.signatures.texts)
     found = calibrate(tuple(signatures), plan=plan)
     file = directory / "calibrated.toml"
@@ -140,7 +145,7 @@ def predict(traces: dict[str, Trace], plan: Plan, directory: Path) -> dict[str, 
 
 
 def measure(method: str, lab: Lab, num_steps: int) -> list[float]:
-    """Seconds between the lines that the script prints, one a step."""
+    """Return the seconds between the lines that the script prints, one per step."""
     script, *flags = METHODS[method]
     stamps: list[float] = []
     lines: list[str] = []
@@ -158,7 +163,7 @@ def measure(method: str, lab: Lab, num_steps: int) -> list[float]:
 
 
 def show(row: Row) -> str:
-    """One line for people."""
+    """Format one row."""
     spread = f"{row.fastest_s:.3f}-{row.slowest_s:.3f}"
     return (
         f"{row.lab:8} {row.method:9} predicted {row.predicted_s:6.3f} s  measured {row.measured_s:6.3f} s "
@@ -167,7 +172,7 @@ def show(row: Row) -> str:
 
 
 def figures(rows: list[Row]) -> dict[str, Any]:
-    """The JSON object."""
+    """Return the JSON object."""
     errors = [abs(row.error_pct) for row in rows]
     names = ("lab", "method", "predicted_s", "measured_s", "fastest_s", "slowest_s", "error_pct")
     return {
@@ -182,14 +187,19 @@ def _rounded(value: str | float) -> str | float:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=LABS, action="append", help="this lab alone; may be given again")
-    parser.add_argument(
-        "--steps", type=int, default=7, help="real steps before calibration, and again after (default 7)"
-    )
-    parser.add_argument("--cores", type=float, default=CORES, help=f"processors of a host (default {CORES})")
-    return parser.parse_args()
+    parser.add_argument("--only", choices=LABS, action="append", help="this lab alone; repeatable")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all")
+    parser.add_argument("--steps", type=int, help="real steps before calibration, and again after (default 7)")
+    parser.add_argument("--cores", type=float, help=f"processors per host (default {CORES})")
+    parser.add_argument("--quick", action="store_true", help="ddp on lab two, a core per host, 5 steps, unless given")
+    args = parser.parse_args()
+    args.only = args.only or (["two"] if args.quick else [*LABS])
+    args.methods = args.methods or (["ddp"] if args.quick else [*METHODS])
+    args.steps = args.steps or (5 if args.quick else 7)
+    args.cores = args.cores or (1.0 if args.quick else CORES)
+    return args
 
 
 if __name__ == "__main__":

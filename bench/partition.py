@@ -1,19 +1,19 @@
-"""The partitioner: splits of published profiles, equality with trying everything, and how long a large model takes.
+"""Check the partitioner against published splits and exhaustive search, and time it on a large model.
 
     python bench/partition.py
     python bench/partition.py --quick      # 100 random models, 200 layers
 
-Profiles are those that PipeDream's authors published (validation/profiles: VGG-16, ResNet-50 and Inception-v3 with 128
-images, AlexNet with 256). Their papers trained with fewer images in some runs; times and activations are scaled to
-theirs, weights stay. One reported split, 9-5-1-1, is of another card and cannot follow from these times: it would be
-1.55 times as slow as 15-1. Random models have 1 to 6 layers on 1 to 5 machines, with layers that cost nothing, send
-nothing or have no weights among them; every split there is is tried. The last line is a JSON object:
+The profiles are those of PipeDream's authors (validation/profiles: VGG-16, ResNet-50 and Inception-v3 with 128 images,
+AlexNet with 256). Some runs of their papers used fewer images; times and activations are scaled accordingly, weights
+are not. One reported split, 9-5-1-1, was found for another GPU and cannot follow from these times: it would be 1.55
+times as slow as 15-1. Random models have 1 to 6 layers on 1 to 5 machines, and some layers cost nothing, send nothing
+or have no weights; the benchmark tries every split. The last line is a JSON object:
 
-reported       a row for each split that a paper reports: model, images, machines, gbit, reported, found
-as_reported    in how many the split found is the reported one
+reported       one row per split that a paper reports: model, images, machines, gbit, reported, found
+as_reported    number of rows whose split equals the reported one
 profiled       by model, as profiled: the split for 8 and 16 machines with 10 and 25 Gbit/s
-random_models, differ   how many were tried, and in how many the best of all splits is faster than the one found
-layers, machines, seconds   a random model of that size, and the time it takes to split it
+random_models, differ   number of random models, and of those where exhaustive search found a faster split
+layers, machines, seconds   size of a random model, and the time to split it
 """
 
 import argparse
@@ -25,15 +25,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandtable.plan import Chain, Layer, Level, partition, read_profile
+from sandtable.pipeline_profile import LayerProfile
+from sandtable.plan import Chain, Level, partition, read_profile
 from sandtable.units import GBIT_BYTES
 
 PROFILES = Path(__file__).parents[1] / "validation" / "profiles"
 PROFILED = {"vgg16": 128, "resnet50": 128, "alexnet": 256, "inception_v3": 128}
-"""Images in a minibatch of the profile."""
+"""Images per minibatch of the profile."""
 
 REPORTED = [
-    # Harlap et al. 2018, table 1: one GPU a machine, 32 images; 25 Gbit/s is its cluster A, 10 Gbit/s cluster B.
+    # Harlap et al. 2018, table 1: one GPU per machine, 32 images; 25 Gbit/s is its cluster A, 10 Gbit/s cluster B.
     ("vgg16", 32, 8, 25, "7-1"),
     ("vgg16", 32, 8, 10, "7-1"),
     ("vgg16", 32, 16, 25, "9-5-1-1"),
@@ -47,6 +48,7 @@ REPORTED = [
 
 
 def main() -> None:
+    """Print every comparison, then everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 random models, 200 layers")
     is_quick = parser.parse_args().quick
@@ -54,7 +56,7 @@ def main() -> None:
     profiled = {model: _profiled(model) for model in PROFILED}
     num_models, num_layers = (100, 200) if is_quick else (1000, 1000)
     differ = sum(_differs(random.Random(number)) for number in range(num_models))
-    print(f"{num_models} random models against every split there is: {differ} differ")
+    print(f"{num_models} random models against exhaustive search: {differ} differ")
     seconds = _time_of(num_layers, machines=64)
     print(f"{num_layers} layers on 64 machines: {seconds:.2f} s")
     data = {
@@ -95,18 +97,18 @@ def _split(model: str, images: int, machines: int, gbit: int) -> str:
 
 
 def _differs(numbers: random.Random) -> bool:
-    """Whether some split of a random model is faster than the one found, or than it is said to be."""
+    """Return whether some split of a random model is faster than the partitioner's, or its predicted time is wrong."""
     chain = _random_chain(numbers, numbers.randint(1, 6))
     machines, bandwidth = numbers.randint(1, 5), numbers.choice((1, 10, 100)) * GBIT_BYTES
     found = partition(chain, [Level(machines=machines, bandwidth_bytes_per_s=bandwidth)])
     best_s = min(_slowest_s(chain, split, bandwidth) for split in _splits(len(chain), machines))
     chosen = [(stage.first, stage.last + 1, stage.replicas) for stage in found.stages]
-    said = (found.seconds_per_minibatch, _slowest_s(chain, chosen, bandwidth))
-    return any(abs(seconds - best_s) > 1e-12 * max(best_s, 1) for seconds in said)
+    times = (found.seconds_per_minibatch, _slowest_s(chain, chosen, bandwidth))
+    return any(abs(seconds - best_s) > 1e-12 * max(best_s, 1) for seconds in times)
 
 
 def _splits(num_layers: int, machines: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Every way to cut the layers into stages and to give all machines out: (start, end, replicas) by stage."""
+    """Yield every way to cut the layers into stages and distribute all machines: (start, end, replicas) per stage."""
     for num_stages in range(1, min(num_layers, machines) + 1):
         for cuts in itertools.combinations(range(1, num_layers), num_stages - 1):
             for bars in itertools.combinations(range(1, machines), num_stages - 1):
@@ -115,7 +117,7 @@ def _splits(num_layers: int, machines: int) -> Iterator[list[tuple[int, int, int
 
 
 def _slowest_s(chain: Chain, split: list[tuple[int, int, int]], bandwidth: float) -> float:
-    """Of the stages and of what crosses between them, by the paper's formula."""
+    """Return the time of the slowest stage or transfer, by the paper's formula."""
     worst_s = 0.0
     for start, end, replicas in split:
         part = chain.layers[start:end]
@@ -134,7 +136,7 @@ def _time_of(num_layers: int, *, machines: int) -> float:
 
 def _random_chain(numbers: random.Random, num_layers: int) -> Chain:
     return Chain.of(
-        Layer(
+        LayerProfile(
             name=str(number),
             forward_s=numbers.choice((0.0, numbers.random())),
             backward_s=numbers.random(),

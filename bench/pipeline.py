@@ -1,30 +1,31 @@
-"""PipeDream beside data parallelism on slow links: images a second and bytes, of a VGG-style net.
+"""Compare PipeDream with data parallelism on slow links: images per second and bytes of a VGG-style net.
 
     sudo python bench/pipeline.py --data DATA                          # 4 hosts at 100 Mbit/s, CIFAR-10, some minutes
     sudo python bench/pipeline.py --data DATA --rate-mbit 50 --hosts 6
-    sudo python bench/pipeline.py --quick                              # made-up images and few of them, a minute or two
+    sudo python bench/pipeline.py --quick                              # 2 hosts, a smaller net, few made-up images
 
-The net is convolutions first, with most of the work, and dense layers last, with most of the weights. Hosts are made of
-this machine (`sandtable.lab`), each with its share of the processors and a cable of the given rate. First the profiler
-times the layers on them, and the partitioner splits them; what it expects is printed. Then three methods train on the
-same minibatches, with the same optimizer:
+The net has convolutions first, with most of the work, and dense layers last, with most of the weights. The hosts are a
+lab on this machine (`sandtable.lab`), each with its share of the processors and a link of the given rate. First the
+profiler times the layers on them, the partitioner splits the net, and its expectation is printed. Then three methods
+train on the same minibatches, with the same optimizer:
 
-ddp        torch's DistributedDataParallel: a minibatch a host, gradients averaged while the backward pass goes on
+ddp        torch's DistributedDataParallel: one minibatch per host, gradients averaged during the backward pass
 bulk       our DataParallel, bulk-synchronous
 pipedream  our Pipeline, asynchronous 1F1B, in the stages of the partitioner
 
-The clock runs from the first image after a warm-up until every gradient is applied, so a pipeline's filling and
-emptying count. Bytes are what the kernel counted on the cables of all hosts meanwhile. The partitioner's formula lets a
-host send or receive, not both at once, and knows of no optimizer: data parallelism does better than it expects, and
-stages with many weights do worse. The last line is a JSON object:
+The clock runs from the first image after a warm-up until every gradient is applied, so filling and draining the
+pipeline count. Bytes are the kernel's counts on the links of all hosts. The partitioner's formula lets a host either
+send or receive, and ignores the optimizer: data parallelism is faster than it expects, and stages with many weights are
+slower. The last line is a JSON object:
 
-hosts, rate_mbit, cores, batch, images    what was asked; cores of all hosts together, images in a minibatch and in all
-split, boundaries                         machines by stage, and the layer at which each stage but the first begins
+hosts, rate_mbit, cores, batch, images    the settings: total cores, images per minibatch, total images
+split, boundaries                         machines per stage, and the first layer of each stage but the first
 expected                                  by the partitioner: speed_up, bytes_fewer
 rows                                      method, seconds, images_per_s, sent_bytes of all hosts, loss (mean of the last
                                           quarter), expected_images_per_s, expected_bytes
-speed_up                                  PipeDream's images a second over those of the faster data parallelism
-bytes_fewer                               share of the bytes of the leaner data parallelism that PipeDream did not send
+speed_up                                  PipeDream's images per second over those of the faster data parallelism
+bytes_fewer                               share of the bytes of the leaner data parallelism that PipeDream saved
+skipped                                   instead of all others: why no lab can be built here
 """
 
 import argparse
@@ -46,27 +47,29 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sandtable.errors import SandtableError
-from sandtable.lab import Lab, Plan
-from sandtable.methods import DataParallel
+from sandtable.lab import Lab, LabPlan, missing
+from sandtable.methods.data import DataParallel
 from sandtable.methods.pipeline import PipeDream, Pipeline, cut, profile
 from sandtable.plan import Level, Partition, partition, read_profile
 from sandtable.study.batches import Batches
 from sandtable.study.data import ImageSet, load_images
-from sandtable.study.place import ENVIRONMENT
+from sandtable.study.worker_hosts import ENVIRONMENT
 
 MBIT = 10**6 / 8
 RATE, MOMENTUM, WEIGHT_DECAY = 0.002, 0.9, 5e-4
+WIDTHS, QUICK_WIDTHS = (1536, 1024), (512, 256)
+"""Outputs of the two hidden dense layers."""
 CABLES = Path("/sys/class/net")
 PATIENCE = timedelta(minutes=5)
 
 Minibatches = Iterator[tuple[Tensor, Tensor]]
 Step = Callable[[Tensor, Tensor], Tensor | None]
-"""Train on a minibatch; the loss where it is known."""
+"""Train on a minibatch, and return the loss on the ranks that know it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What every host is told. `warm_up` and `minibatches` are of all hosts together."""
+    """The settings of every host. `warm_up` and `minibatches` are totals over all hosts."""
 
     method: str
     data: str
@@ -75,6 +78,7 @@ class Settings:
     warm_up: int
     minibatches: int
     seed: int
+    widths: tuple[int, int]
     boundaries: tuple[int, ...]
     replicas: tuple[int, ...]
     out: str
@@ -86,15 +90,19 @@ class Trainer:
 
     step: Step
     finish: Callable[[], None]
-    """Apply what is still under way."""
+    """Apply what is still in flight."""
     is_dealt_out: bool
-    """Whether each host has minibatches of its own; else every host is given all of them."""
+    """Whether each host trains on its own minibatches, rather than on all of them."""
 
 
 def main() -> None:
+    """Compare the methods and print the figures."""
     args = parse()
     if args.worker:
         work(Settings(**json.loads(args.worker)))
+        return
+    if reason := missing():
+        print(json.dumps({"skipped": reason}))
         return
     try:
         print(json.dumps(compare(args)))
@@ -102,8 +110,11 @@ def main() -> None:
         sys.exit(f"bench/pipeline.py: {error}")
 
 
-def network(images: ImageSet, seed: int) -> nn.Module:
-    """On 32 x 32 images: 139,000 weights and 29 million multiplications in convolutions, 4.7 million of both behind."""
+def network(images: ImageSet, *, seed: int, widths: tuple[int, int]) -> nn.Module:
+    """Build the net. For 32 x 32 images its convolutions have 139,000 weights and 29 million multiplications.
+
+    Its dense layers have 4.7 million of both.
+    """
     channels, height, width = images.shape
     layers: list[nn.Module] = []
     torch.manual_seed(seed)
@@ -113,22 +124,24 @@ def network(images: ImageSet, seed: int) -> nn.Module:
     net = nn.Sequential(
         *layers,
         nn.Flatten(),
-        nn.Linear(channels * (height // 8) * (width // 8), 1536),
+        nn.Linear(channels * (height // 8) * (width // 8), widths[0]),
         nn.ReLU(),
-        nn.Linear(1536, 1024),
+        nn.Linear(widths[0], widths[1]),
         nn.ReLU(),
-        nn.Linear(1024, images.num_classes),
+        nn.Linear(widths[1], images.num_classes),
     )
     for parameter in net.parameters():
         if parameter.dim() > 1:
-            nn.init.kaiming_normal_(parameter, nonlinearity="relu")  # as deep as this, torch's own start stands still
+            nn.init.kaiming_normal_(
+                parameter, nonlinearity="relu"
+            )  # at this depth torch's own initialisation does not train
     return net
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Profile, split, train three times."""
+    """Profile, split, and train by each method."""
     with Lab(
-        Plan.uniform(args.hosts, bandwidth_bytes_per_s=args.rate_mbit * MBIT, cores=args.cores / args.hosts)
+        LabPlan.uniform(args.hosts, bandwidth_bytes_per_s=args.rate_mbit * MBIT, cores=args.cores / args.hosts)
     ) as lab:
         split = split_on(lab, args)
         boundaries = tuple(stage.first for stage in split.stages[1:])
@@ -168,7 +181,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def split_on(lab: Lab, args: argparse.Namespace) -> Partition:
-    """The stages for these hosts, from layers timed on them."""
+    """Time the layers on these hosts, and split them into stages."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "profile.json"
         file.write_text(json.dumps(run(lab, "profile", args)))
@@ -176,15 +189,16 @@ def split_on(lab: Lab, args: argparse.Namespace) -> Partition:
     found = partition(chain, [Level(machines=args.hosts, bandwidth_bytes_per_s=args.rate_mbit * MBIT)])
     for stage in found.stages:
         names = [layer.name for layer in chain.layers[stage.first : stage.last + 1]]
-        duration = f"{stage.seconds * 1e3:.0f} ms a minibatch"
+        duration = f"{stage.seconds * 1e3:.0f} ms per minibatch"
         print(f"stage on {stage.replicas} host(s): layers {names[0]} to {names[-1]}, {duration}", flush=True)
     if found.is_data_parallel:
-        sys.exit(f"bench/pipeline.py: on {args.hosts} hosts data parallelism is best; take a lower --rate-mbit")
+        links = f"{args.hosts} hosts at {args.rate_mbit:g} Mbit/s"
+        sys.exit(f"bench/pipeline.py: data parallelism is best on {links}; lower --rate-mbit")
     return found
 
 
 def run(lab: Lab, method: str, args: argparse.Namespace, **stages: Any) -> dict[str, Any]:
-    """One method on all hosts; what its first host wrote."""
+    """Run one method on all hosts, and return what the first host wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outcome.json"
         settings = Settings(
@@ -192,9 +206,10 @@ def run(lab: Lab, method: str, args: argparse.Namespace, **stages: Any) -> dict[
             data="synthetic" if args.quick else "cifar10",
             folder=args.data,
             batch=args.batch,
-            warm_up=3 * args.hosts,
+            warm_up=(1 if args.quick else 3) * args.hosts,
             minibatches=args.minibatches,
             seed=args.seed,
+            widths=QUICK_WIDTHS if args.quick else WIDTHS,
             out=str(out),
             **{"boundaries": (), "replicas": (), **stages},
         )
@@ -211,28 +226,29 @@ def run(lab: Lab, method: str, args: argparse.Namespace, **stages: Any) -> dict[
 
 
 def work(settings: Settings) -> None:
-    """One host's part."""
+    """Run one host's part."""
     os.environ.setdefault("RANK", os.environ["NODE_RANK"])
     os.environ.setdefault("WORLD_SIZE", os.environ["NNODES"])
     torch.set_num_threads(1)
     images = load_images(settings.data, Path(settings.folder))
-    model = network(images, settings.seed)
+    model = network(images, seed=settings.seed, widths=settings.widths)
     dist.init_process_group("gloo", timeout=PATIENCE)
     found = timed_layers(model, images, settings) if settings.method == "profile" else train(model, images, settings)
     if dist.get_rank() == 0:
         Path(settings.out).write_text(json.dumps(found))
     dist.barrier()
-    os._exit(0)  # no waiting in destructors for partners that have gone
+    os._exit(0)  # destructors would wait for peers that have gone
 
 
 def timed_layers(model: nn.Module, images: ImageSet, settings: Settings) -> dict[str, Any]:
-    """All hosts profile at once, as busy as in training."""
+    """Profile on all hosts at once, as busy as in training."""
     inputs, targets = next(minibatches(images, settings))
-    return profile(model, inputs, loss=lambda output: nn.functional.cross_entropy(output, targets)).to_dict()
+    layers = profile(model, inputs, loss=lambda output: nn.functional.cross_entropy(output, targets))
+    return json.loads(layers.to_json())
 
 
 def train(model: nn.Module, images: ImageSet, settings: Settings) -> dict[str, Any]:
-    """All minibatches, and what it took."""
+    """Train on all minibatches, and return the figures."""
     stream = minibatches(images, settings)
     trainer = TRAINERS[settings.method](model, next(stream)[0], settings)
     run_through(trainer, itertools.islice(stream, settings.warm_up))
@@ -253,7 +269,7 @@ def train(model: nn.Module, images: ImageSet, settings: Settings) -> dict[str, A
 
 
 def run_through(trainer: Trainer, stream: Minibatches) -> list[float]:
-    """This host's losses."""
+    """Train on a stream of minibatches, and return this host's losses."""
     if trainer.is_dealt_out:
         stream = itertools.islice(stream, dist.get_rank(), None, dist.get_world_size())
     losses = [loss for inputs, targets in stream if (loss := trainer.step(inputs, targets)) is not None]
@@ -310,21 +326,21 @@ def sgd(parameters: Any) -> torch.optim.SGD:
 
 
 def minibatches(images: ImageSet, settings: Settings) -> Minibatches:
-    """Epoch after epoch, the same on every host."""
+    """Return an endless stream of minibatches, the same on every host."""
     batches = Batches(images=images, rank=0, workers=1, batch=settings.batch, seed=settings.seed, augment=False)
     return itertools.chain.from_iterable(batches.epoch(number) for number in itertools.count())
 
 
 def sent_bytes() -> int:
-    """By the kernel's counters, on the cables of this host."""
+    """Return the bytes this host has sent, by the kernel's counters."""
     return sum(int((cable / "statistics" / "tx_bytes").read_text()) for cable in CABLES.iterdir() if cable.name != "lo")
 
 
-# What is shown.
+# Output.
 
 
 def describe(row: dict[str, Any]) -> str:
-    """One line."""
+    """Format one line."""
     return (
         f"{row['method']:9} {row['seconds']:7.1f} s  {row['images_per_s']:6.1f} images/s"
         f" (expected {row['expected_images_per_s']:6.1f})  {row['sent_bytes'] / 1e6:8.1f} MB"
@@ -333,18 +349,22 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="folder of the data sets")
-    parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rate-mbit", type=float, default=100.0, help="of each host's cable, each way")
-    parser.add_argument("--cores", type=float, default=2.0, help="processors that all hosts have together")
-    parser.add_argument("--batch", type=int, default=32, help="images in a minibatch")
-    parser.add_argument("--minibatches", type=int, help="of all hosts together, 120 unless given")
+    parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="directory of the data sets")
+    parser.add_argument("--hosts", type=int, help="default 4")
+    parser.add_argument(
+        "--rate-mbit", type=float, default=100.0, help="rate of each host's link, each way (default 100)"
+    )
+    parser.add_argument("--cores", type=float, default=2.0, help="total processors of all hosts (default 2)")
+    parser.add_argument("--batch", type=int, default=32, help="images per minibatch (default 32)")
+    parser.add_argument("--minibatches", type=int, help="total over all hosts (default 120)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="made-up images, 24 minibatches")
+    parser.add_argument("--quick", action="store_true", help="2 hosts, a smaller net, 12 made-up minibatches")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.minibatches = args.minibatches or (24 if args.quick else 120)
+    args.hosts = args.hosts or (2 if args.quick else 4)
+    args.minibatches = args.minibatches or (12 if args.quick else 120)
     args.minibatches = max(1, args.minibatches // args.hosts) * args.hosts
     return args
 

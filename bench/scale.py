@@ -1,4 +1,4 @@
-"""How long it takes to rehearse a model of a trillion parameters on thousands of GPUs, from nothing to the report.
+"""Time and memory to rehearse a model of a trillion parameters on thousands of GPUs, from scratch to the report.
 
     python bench/scale.py --dp 6        # 3072 A100, tp 8, pp 64, batch 3072: the last row of Narayanan 2021, Table 1
     python bench/scale.py --dp 192      # the same on 98,304 GPUs
@@ -7,12 +7,13 @@
 Runs `sandtable run` as a user would, in a process of its own. The last line is a JSON object:
 
 gpus                            tp x pp x dp
-step_s                          predicted duration of a step
-measured_step_s                 the published one, where there is one (worked out from the published FLOP/s)
-wall_s                          from the start of the command to its end, the report written
+step_s                          predicted step time
+measured_step_s                 published step time, if there is one (computed from the published FLOP/s)
+wall_s                          duration of the whole command, including the report
 core_s                          processor time of the command and all its children
 gpu_seconds_per_core_second     gpus x step_s / core_s
-peak_rss_gib                    most memory at one time
+peak_rss_gib                    peak memory
+files                           files the command wrote
 """
 
 import argparse
@@ -29,7 +30,7 @@ SCRIPT = Path(__file__).parents[1] / "validation" / "scripts" / "megatron_gpt.py
 COMMAND = "from sandtable.cli import main; main()"
 GPUS_PER_NODE = 8
 PUBLISHED_STEP_S = {6: 102.372}  # seconds, by dp
-"""Narayanan et al. 2021 (arXiv:2104.04473), Table 1, the model of 1008 billion parameters: FLOPs of a step divided by
+"""Narayanan et al. 2021 (arXiv:2104.04473), Table 1, the model of 1008 billion parameters: FLOPs per step divided by
 163 TFLOP/s on each of 3072 GPUs."""
 
 MODELS = {
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """One rehearsal and its figures."""
+    """Rehearse once and return the figures."""
     gpus = args.tp * args.pp * args.dp
     nodes = -(-gpus // GPUS_PER_NODE)
     command = [sys.executable, "-c", COMMAND, "run", "--cluster", args.cluster, "--nnodes", str(nodes)]
@@ -67,7 +68,7 @@ def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
         "wall_s": round(wall_s, 2),
         "core_s": round(core_s, 2),
         "gpu_seconds_per_core_second": round(gpus * step_s / core_s, 1),
-        # The capture counts its processes together; the command itself is what works out the time.
+        # The capture sums over its processes; the simulation runs in the command itself.
         "peak_rss_gib": round(max(summary["effort"]["peak_rss_bytes"], after.ru_maxrss * 1024) / 2**30, 2),
         "files": sorted(path.name for path in out.iterdir()),
     }
@@ -77,7 +78,7 @@ def measure(args: argparse.Namespace, out: Path) -> dict[str, Any]:
 
 
 def flags(args: argparse.Namespace) -> dict[str, Any]:
-    """What the script is called with: `None` for flags without a value."""
+    """Return the script's flags; `None` marks flags without a value."""
     return {
         **MODELS[args.model],
         "--tp": args.tp,
@@ -91,13 +92,13 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--pp", type=int, default=64)
     parser.add_argument("--dp", type=int, default=6, help="replicas (default 6)")
     parser.add_argument("--model", choices=sorted(MODELS), default="1t")
-    parser.add_argument("--micro-batches", type=int, default=512, help="a replica's, in a step (default 512)")
+    parser.add_argument("--micro-batches", type=int, default=512, help="per replica and step (default 512)")
     parser.add_argument("--cluster", default="dgx-a100", help="machines of 8 GPUs (default dgx-a100)")
     parser.add_argument("--quick", action="store_true", help="seconds: a small model at tp 2, pp 4, dp 4, unless given")
     if "--quick" in sys.argv:

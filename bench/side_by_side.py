@@ -1,27 +1,27 @@
-"""Our methods beside those of torch and others: time to a given accuracy and bytes, on the same slow links.
+"""Compare our methods with those of torch and others: time to a given accuracy and bytes, on the same slow links.
 
     sudo python bench/side_by_side.py --data DATA                 # 4 and 8 hosts at 100 Mbit/s
     sudo python bench/side_by_side.py --data DATA --hosts 4 --only ddp bulk best
-    sudo python bench/side_by_side.py --data DATA --only-pairs    # whose step takes longer, a quarter of an hour
-    sudo python bench/side_by_side.py --quick                     # 2 hosts, made-up images, a minute
+    sudo python bench/side_by_side.py --data DATA --only-pairs    # step times only, a quarter of an hour
+    sudo python bench/side_by_side.py --quick                     # ddp, bulk and best on 2 hosts, made-up images
 
-Every method trains the same network on the same images in the same order, with the same optimizer and a constant
-rate, on hosts made of this machine (`sandtable.lab`). DDP goes first, for `--steps`; what it reaches at the end, less
-half a point, is the target. Every other method trains until it is there, for three times as long at most. Accuracy is
-that of the mean of all replicas; while it is measured the clock stands still. Bytes are what the kernel counted on the
-hosts' cables.
+Every method trains the same network on the same images in the same order, with the same optimizer and a constant rate,
+on a lab on this machine (`sandtable.lab`). DDP trains first, for `--steps`; the target is its final accuracy less half
+a point. Every other method trains until it reaches the target, for at most three times as many steps. Accuracy is that
+of the mean of all replicas; the clock stops while it is measured. Bytes are the kernel's counts on the hosts' links.
 
-Machines have fast and slow minutes, so whose step takes longer is measured apart: each of ours and its counterpart
-train in turns in one job, a few steps each, and the ratio is the median over turns.
+The speed of a machine varies, so step times are compared separately: each of our methods and its counterpart train in
+turns in one job, a few steps each, and the ratio is the median over turns.
 
-torchft (LocalSGD, DiLoCo) and decent-dp are measured if they are installed, and left out with a word if not:
+torchft (LocalSGD, DiLoCo) and decent-dp take part if they are installed:
 `pip install -c constraints.txt torchft decent-dp`. The last line is a JSON object:
 
-rows      hosts, method, seconds until the target was reached or it was given up, whether it was reached, step_s,
-          steps, accuracy, bytes that a host has sent
-pairs     hosts, method, counterpart, ratio of our time a step to the counterpart's in turns
+rows      hosts, method, seconds until it reached the target or gave up, whether it reached it, step_s, steps, accuracy,
+          bytes sent per host
+pairs     hosts, method, counterpart, ratio of our step time to the counterpart's, in turns
 slowest   the largest of these ratios where the counterpart is torch's own
-speed_up  DDP's time to the target over that of the best of ours, by number of hosts
+speed_up  DDP's time to the target over that of our best method, by number of hosts
+skipped   instead of all others: why no lab can be built here
 """
 
 import argparse
@@ -47,32 +47,33 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from sandtable import methods
 from sandtable.errors import SandtableError
-from sandtable.lab import Lab, Plan
-from sandtable.methods.server.directory import own_host
+from sandtable.lab import Lab, LabPlan, missing
+from sandtable.methods import data
+from sandtable.methods.server import own_host
 from sandtable.study.batches import Batches
 from sandtable.study.data import load_images
 from sandtable.study.evaluation import evaluate
-from sandtable.study.place import ENVIRONMENT
+from sandtable.study.worker_hosts import ENVIRONMENT
 
 MBIT = 10**6 / 8
 RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
 PERIOD = 16
-"""Steps between exchanges of all methods with local steps."""
-TURNS = 9
-"""How often two methods take turns, for a period each, after a first turn that does not count."""
+"""Steps between exchanges, for all methods with local steps."""
+TURNS, QUICK_TURNS = 9, 2
+"""Turns of two methods, of one period each, after a first turn that does not count."""
+QUICK_METHODS = ("ddp", "bulk", "best")
 CABLES = Path("/sys/class/net")
 LIGHTHOUSE = 29510
 PATIENCE = timedelta(minutes=5)
 
 Step = Callable[[], None]
-"""After a backward pass: exchange what is due, step, clear the gradients."""
+"""Called after a backward pass: exchanges what is due, steps, clears the gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What every worker is told."""
+    """The settings of every worker."""
 
     method: str
     data: str
@@ -80,6 +81,7 @@ class Settings:
     batch: int
     steps: int
     every: int
+    turns: int
     seed: int
     target: float | None
     out: str
@@ -87,7 +89,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one method came to."""
+    """The figures of one method."""
 
     steps: int
     seconds: float
@@ -99,7 +101,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two methods that took turns: how much longer a step of ours takes."""
+    """Two methods that took turns; `ratio` is our step time over the counterpart's."""
 
     hosts: int
     method: str
@@ -108,7 +110,7 @@ class Pair:
 
 
 def network(num_classes: int, shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """Few multiplications and many weights, so that links decide: 0.7 million multiplications, 533,000 parameters."""
+    """Build a net bound by its links: 0.7 million multiplications, 533,000 parameters."""
     channels, height, width = shape
     torch.manual_seed(seed)
     return nn.Sequential(
@@ -123,7 +125,7 @@ def network(num_classes: int, shape: tuple[int, int, int], seed: int) -> nn.Modu
     )
 
 
-# Methods: each makes, from a model, what is called for a batch's output, and the step after its backward pass.
+# Methods. Each takes a model and returns the module to call with a batch, and the step after its backward pass.
 
 Made = tuple[nn.Module, Step]
 
@@ -152,7 +154,7 @@ def ddp_fp16(model: nn.Module) -> Made:
 
 
 def ddp_power_sgd(model: nn.Module) -> Made:
-    # One bucket: with several the hook's exchanges meet in another order on another rank, and gloo aborts.
+    # One bucket: with several, the order of the hook's exchanges differs between ranks, and gloo aborts.
     dist._DEFAULT_FIRST_BUCKET_BYTES = 25 << 20  # type: ignore[attr-defined]
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     return ddp(model, lambda wrapped: wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook))
@@ -169,7 +171,7 @@ def ddp_post_local(model: nn.Module) -> Made:
 
 
 def torchft_manager() -> Any:
-    """Each rank is a replica group of its own, with a lighthouse on the first."""
+    """Make each rank a replica group of its own, with a lighthouse on the first."""
     from torchft import Manager, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
 
@@ -215,7 +217,7 @@ def torchft_diloco(model: nn.Module) -> Made:
 
 
 def decent(model: nn.Module) -> Made:
-    """Gossip of weights with the two neighbours in turn, beside the next backward pass; it steps in its hooks."""
+    """Gossip weights with both neighbours in turn, during the next backward pass; hooks make the step."""
     from decent_dp.ddp import DecentralizedDataParallel
 
     wrapped = DecentralizedDataParallel(model, lambda named: sgd([p for _, p in named]), topology="ring")
@@ -223,24 +225,24 @@ def decent(model: nn.Module) -> Made:
 
 
 def ours(**axes: Any) -> Callable[[nn.Module], Made]:
-    """`DataParallel` with these axes."""
+    """Return a maker of `DataParallel` with these axes."""
 
     def make(model: nn.Module) -> Made:
-        return model, methods.DataParallel(model, sgd(model.parameters()), **axes).step
+        return model, data.DataParallel(model, sgd(model.parameters()), **axes).step
 
     return make
 
 
 def ring_gossip(model: nn.Module) -> Made:
-    """As decent-dp's: one message a step, to the next on the ring, beside the passes."""
+    """Gossip as decent-dp does: one message per step, to the next on the ring, overlapping the passes."""
     size = dist.get_world_size()
     matrix = (torch.eye(size) + torch.eye(size).roll(1, dims=0)) / 2
-    return ours(sync=methods.LocalSGD(1, average="before"), exchange=methods.Gossip(matrix))(model)
+    return ours(sync=data.LocalSGD(1, average="before"), exchange=data.Gossip(matrix))(model)
 
 
-OUTER = methods.Nesterov(lr=1.0, momentum=0.6)
+OUTER = data.Nesterov(lr=1.0, momentum=0.6)
 KEPT: list[Any] = []
-"""What must live as long as the process."""
+"""Objects that must live as long as the process."""
 
 THEIRS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
     "ddp": (ddp, "torch"),
@@ -251,38 +253,42 @@ THEIRS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
     "torchft-diloco": (torchft_diloco, "torchft"),
     "decent-dp": (decent, "decent_dp"),
 }
-"""How each is made, and the module it needs."""
+"""The maker of each method, and the module it needs."""
 
 OURS: dict[str, tuple[Callable[[nn.Module], Made], str]] = {
     "bulk": (ours(), "ddp"),
-    "half": (ours(compression=methods.Half()), "ddp-fp16"),
-    "power-sgd": (ours(compression=methods.PowerSGD(4)), "ddp-power-sgd"),
-    "post-local": (ours(sync=methods.PostLocalSGD(switch_at=PERIOD, period=PERIOD)), "ddp-post-local"),
-    "local-sgd": (ours(sync=methods.LocalSGD(PERIOD)), "torchft-local-sgd"),
-    "diloco": (ours(sync=methods.DiLoCo(PERIOD)), "torchft-diloco"),
+    "half": (ours(compression=data.Half()), "ddp-fp16"),
+    "power-sgd": (ours(compression=data.PowerSGD(4)), "ddp-power-sgd"),
+    "post-local": (ours(sync=data.PostLocalSGD(switch_at=PERIOD, period=PERIOD)), "ddp-post-local"),
+    "local-sgd": (ours(sync=data.LocalSGD(PERIOD)), "torchft-local-sgd"),
+    "diloco": (ours(sync=data.DiLoCo(PERIOD)), "torchft-diloco"),
     "gossip": (ring_gossip, "decent-dp"),
     "best": (
         ours(
-            sync=methods.LocalSGD(4),
-            compression=methods.TopK(0.1, values="two-bit"),
+            sync=data.LocalSGD(4),
+            compression=data.TopK(0.1, values="two-bit"),
         ),
         "ddp",
     ),
 }
-"""How each is made, and whose kind it is of."""
+"""The maker of each method, and its counterpart."""
 
 
 def main() -> None:
+    """Compare the methods on every lab and print the figures."""
     args = parse()
     if args.worker:
         work(Settings(**json.loads(args.worker)))
+        return
+    if reason := missing():
+        print(json.dumps({"skipped": reason}))
         return
     rows: list[dict[str, Any]] = []
     pairs: list[Pair] = []
     try:
         for hosts in args.hosts:
             bandwidth = args.rate_mbit * MBIT
-            with Lab(Plan.uniform(hosts, bandwidth_bytes_per_s=bandwidth, cores=args.cores / hosts)) as lab:
+            with Lab(LabPlan.uniform(hosts, bandwidth_bytes_per_s=bandwidth, cores=args.cores / hosts)) as lab:
                 pairs += in_turns(lab, hosts, args)
                 if not args.only_pairs:
                     rows += side_by_side(lab, hosts, args)
@@ -298,7 +304,7 @@ def main() -> None:
 
 
 def in_turns(lab: Lab, hosts: int, args: argparse.Namespace) -> list[Pair]:
-    """Each of ours against its counterpart, if that is installed."""
+    """Compare the step times of our methods with those of their installed counterparts."""
     pairs: list[Pair] = []
     for name, (_, counterpart) in OURS.items():
         if name == "best" or name not in args.only or not is_installed(counterpart):
@@ -314,27 +320,27 @@ def is_installed(name: str) -> bool:
 
 
 def side_by_side(lab: Lab, hosts: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All methods on one lab, DDP first."""
+    """Train by all methods on one lab, DDP first."""
     rows: list[dict[str, Any]] = []
     target: float | None = None
     for name in ["ddp", *(one for one in [*THEIRS, *OURS] if one != "ddp" and one in args.only)]:
         if not is_installed(name):
-            print(f"{hosts} hosts  {name:18} left out: {THEIRS[name][1]} is not installed", flush=True)
+            print(f"{hosts} hosts  {name:18} skipped: {THEIRS[name][1]} is not installed", flush=True)
             continue
         found = Outcome(**run(lab, name, target, args))
         target = target if target is not None else found.accuracy - 0.005
         rows.append({"hosts": hosts, "method": name, **asdict(found)})
         print(
             f"{hosts} hosts  {name:18} {found.seconds:7.1f} s to {found.accuracy:6.2%}"
-            f"{'' if found.reached else ' (not reached)'}  {found.step_s * 1e3:7.1f} ms a step"
-            f"  {found.sent_bytes / 1e6:8.1f} MB a host",
+            f"{'' if found.reached else ' (not reached)'}  {found.step_s * 1e3:7.1f} ms per step"
+            f"  {found.sent_bytes / 1e6:8.1f} MB per host",
             flush=True,
         )
     return rows
 
 
 def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> dict[str, Any]:
-    """Train by one method on all hosts, or by two in turns."""
+    """Train by one method on all hosts, or by two in turns, and return the figures."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             method=name,
@@ -343,6 +349,7 @@ def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> 
             batch=args.batch,
             steps=args.steps * (1 if target is None else 3),
             every=args.every,
+            turns=args.turns,
             seed=args.seed,
             target=target,
             out=f"{folder}/outcome.json",
@@ -357,7 +364,7 @@ def run(lab: Lab, name: str, target: float | None, args: argparse.Namespace) -> 
 
 
 def work(settings: Settings) -> None:
-    """One host: one method, or two in turns."""
+    """Run one host's part: one method, or two in turns."""
     os.environ.setdefault("RANK", os.environ["NODE_RANK"])
     os.environ.setdefault("WORLD_SIZE", os.environ["NNODES"])
     torch.set_num_threads(1)
@@ -375,16 +382,20 @@ def work(settings: Settings) -> None:
     trainings = [
         Training(name, network(images.num_classes, images.shape, settings.seed), endless(batches)) for name in names
     ]
-    found = asdict(train(trainings[0], batches, settings)) if len(names) == 1 else {"ratio": ratio(*trainings)}
+    found = (
+        asdict(train(trainings[0], batches, settings))
+        if len(names) == 1
+        else {"ratio": ratio(*trainings, turns=settings.turns)}
+    )
     if dist.get_rank() == 0:
         Path(settings.out).write_text(json.dumps(found))
     dist.barrier()
-    # Threads of other libraries, which would wait for partners that have gone, end with the process.
+    # Threads of other libraries, which would wait for peers that have gone, end with the process.
     os._exit(0)
 
 
 class Training:
-    """One model that is trained by one method."""
+    """One model, trained by one method."""
 
     def __init__(self, method: str, model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
         make, _ = {**THEIRS, **OURS}[method]
@@ -393,7 +404,7 @@ class Training:
         self._forward, self._step = make(model)
 
     def seconds_of(self, num_steps: int) -> float:
-        """All hosts begin together; how long this one takes."""
+        """Start together with all hosts, and return how long this one takes."""
         dist.barrier()
         start = time.perf_counter()
         for _ in range(num_steps):
@@ -404,7 +415,7 @@ class Training:
 
 
 def train(training: Training, batches: Batches, settings: Settings) -> Outcome:
-    """Until the target, or for as long as allowed."""
+    """Train until the target is reached or the steps are used up."""
     seconds, sent, steps, accuracy = 0.0, 0, 0, 0.0
     reached = False
     while steps < settings.steps and not reached:
@@ -426,17 +437,17 @@ def train(training: Training, batches: Batches, settings: Settings) -> Outcome:
     )
 
 
-def ratio(theirs: Training, ours: Training) -> float:
-    """Our time over theirs, in turns."""
+def ratio(theirs: Training, ours: Training, *, turns: int) -> float:
+    """Return our step time over theirs, measured in turns."""
     ratios = []
-    for _ in range(1 + TURNS):
+    for _ in range(1 + turns):
         their_s = most(theirs.seconds_of(PERIOD))
         ratios.append(most(ours.seconds_of(PERIOD)) / their_s)
     return median(ratios[1:])
 
 
 def most(value: float) -> float:
-    """Of all hosts."""
+    """Return the maximum over all hosts."""
     values = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return float(values)
@@ -448,7 +459,7 @@ def endless(batches: Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def sent_bytes() -> int:
-    """By the kernel's counters, on the cables of this host."""
+    """Return the bytes this host has sent, by the kernel's counters."""
     return sum(int((cable / "statistics" / "tx_bytes").read_text()) for cable in CABLES.iterdir() if cable.name != "lo")
 
 
@@ -464,21 +475,24 @@ def speed_ups(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="folder of the data sets")
-    parser.add_argument("--hosts", type=int, nargs="+", help="numbers of hosts, 4 and 8 unless given")
-    parser.add_argument("--only", nargs="+", choices=[*THEIRS, *OURS], default=[*THEIRS, *OURS])
-    parser.add_argument("--only-pairs", action="store_true", help="only whose step takes longer, not until when")
+    parser.add_argument("--data", default=str(Path.home() / ".cache/sandtable/data"), help="directory of the data sets")
+    parser.add_argument("--hosts", type=int, nargs="+", help="numbers of hosts (default 4 8)")
+    parser.add_argument("--only", nargs="+", choices=[*THEIRS, *OURS], help="default: all")
+    parser.add_argument("--only-pairs", action="store_true", help="step times only, no training to a target")
     parser.add_argument("--rate-mbit", type=float, default=100.0)
-    parser.add_argument("--cores", type=float, default=2.0, help="processors that all hosts have together")
-    parser.add_argument("--batch", type=int, default=32, help="images in a step of one host")
-    parser.add_argument("--steps", type=int, default=400, help="steps of DDP")
-    parser.add_argument("--every", type=int, default=25, help="steps between looks at the accuracy")
+    parser.add_argument("--cores", type=float, default=2.0, help="total processors of all hosts (default 2)")
+    parser.add_argument("--batch", type=int, default=32, help="images per step and host (default 32)")
+    parser.add_argument("--steps", type=int, default=400, help="steps of DDP (default 400)")
+    parser.add_argument("--every", type=int, default=25, help="steps between evaluations (default 25)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="2 hosts, made-up images, few steps")
+    parser.add_argument("--quick", action="store_true", help="ddp, bulk and best on 2 hosts, made-up images, few steps")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.hosts = args.hosts or ([2] if args.quick else [4, 8])
+    args.only = args.only or (QUICK_METHODS if args.quick else [*THEIRS, *OURS])
+    args.turns = QUICK_TURNS if args.quick else TURNS
     if args.quick:
         args.steps, args.every, args.rate_mbit = 30, 10, 1000.0
     return args

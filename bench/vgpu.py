@@ -1,45 +1,52 @@
-"""What one operator costs on the virtual GPU, against torch's FakeTensorMode.
+"""Compare the cost of an operator on the virtual GPU with torch's FakeTensorMode.
 
     python bench/vgpu.py
     python bench/vgpu.py --quick
 
-Both run the same training step, eagerly: forward, backward and AdamW of examples/gpt_model.py, bfloat16, the same sizes
-and optimizer. Each lives in a process of its own, with one thread, warm (three steps before the first that counts; the
-fake tensors' cache is filled), and the two take turns in one run. The figures are medians.
+Both run the same training step eagerly: forward, backward and AdamW of examples/gpt_model.py in bfloat16. Each has a
+process of its own with one thread, and three warm-up steps, which fill the cache of the fake tensors. The two take
+turns in one run. The figures are medians.
 
-The virtual GPU records what it does, as in a capture. Fake tensors are on the CPU of an untouched torch: that is the
-cheapest they can be, for fake CUDA tensors need a CUDA build, or the virtual GPU under them.
+The virtual GPU is a rank of an ordinary launch, and records what it does. The fake tensors are on the CPU of an
+unmodified torch, their cheapest form: fake CUDA tensors need a CUDA build or the virtual GPU.
 
-Operators are counted in one more step, which is not timed, by a TorchDispatchMode: every call of an aten operator that
-reaches a backend, views included. The counts of the two sides must be equal, so the ratio is also that of the whole
-steps. The last line is a JSON object:
+A TorchDispatchMode counts the operators in another step, which is not timed: every call of an aten operator that
+reaches a backend, views included. Both sides must have the same count, so the ratio holds for the whole step as well.
+The last line is a JSON object:
 
-operators             aten operators in a step
-vgpu_us_per_op        microseconds for each of them on the virtual GPU
-faketensor_us_per_op  the same under FakeTensorMode
-ratio                 how many times less the virtual GPU costs
+operators             aten operators per step
+vgpu_us_per_op        microseconds per operator on the virtual GPU
+faketensor_us_per_op  microseconds per operator under FakeTensorMode
+ratio                 faketensor_us_per_op / vgpu_us_per_op
 vgpu_step_ms, faketensor_step_ms  the whole step
+steps                 steps timed on each side
 """
 
 import argparse
 import contextlib
 import gc
 import json
-import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable
+from enum import StrEnum
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from queue import Empty, Queue
 from statistics import median
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WARM_UP_STEPS = 3
-STEPS_A_TURN = 3
+STEPS_PER_TURN = 3
 SIDES = ("vgpu", "faketensor")
+RANK_FLAG = "--as-rank"
+ENDED_EARLY = "bench/vgpu.py: a side ended early; its error is above"
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "foreach": {"foreach": True},  # what AdamW chooses by itself on a GPU
+    "foreach": {"foreach": True},  # AdamW's own choice on a GPU
     "fused": {"fused": True},
     "loop": {"foreach": False},
 }
@@ -49,10 +56,10 @@ def main() -> None:
     """Let the two sides take turns, then print the figures."""
     args = parse_arguments()
     if args.side:
-        serve(args)
+        start_side(args)
         return
-    sides = {side: Side(side, args) for side in SIDES}
-    try:
+    with tempfile.TemporaryDirectory(prefix="sandtable-bench-") as directory, contextlib.ExitStack() as stack:
+        sides = {name: stack.enter_context(contextlib.closing(Side(name, args, Path(directory)))) for name in SIDES}
         counts = {name: side.count_operators() for name, side in sides.items()}
         if counts["vgpu"] != counts["faketensor"]:
             sys.exit(f"bench/vgpu.py: both sides must run the same operators, but they run {counts}")
@@ -60,14 +67,11 @@ def main() -> None:
         for turn in range(args.turns):
             for name in SIDES if turn % 2 == 0 else reversed(SIDES):
                 times[name] += sides[name].take_turn()
-    finally:
-        for side in sides.values():
-            side.close()
     print(json.dumps(figures_of(times, num_operators=counts["vgpu"])))
 
 
 def figures_of(times: dict[str, list[float]], *, num_operators: int) -> dict[str, Any]:
-    """Medians, by operator."""
+    """Return the medians."""
     vgpu, fake = median(times["vgpu"]), median(times["faketensor"])
     return {
         "operators": num_operators,
@@ -81,45 +85,83 @@ def figures_of(times: dict[str, list[float]], *, num_operators: int) -> dict[str
 
 
 class Side:
-    """The process that runs one side; it answers each line with a line."""
+    """The process that runs one side. It answers each request with one JSON value."""
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
-        command = [sys.executable, __file__, "--side", name, "--size", args.size, "--batch", str(args.batch)]
-        self._process = subprocess.Popen(
-            [*command, "--optimizer", args.optimizer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, name: str, args: argparse.Namespace, directory: Path) -> None:
+        self._listener = Listener(str(directory / name), "AF_UNIX")
+        command = [sys.executable, __file__, "--side", name, "--address", str(self._listener.address)]
+        command += ["--size", args.size, "--batch", str(args.batch), "--optimizer", args.optimizer]
+        self._process = subprocess.Popen(command)
+        self._connection: Connection | None = None
 
     def count_operators(self) -> int:
-        """Wait until the side is warm, and ask how many operators its step has."""
-        return int(self._ask("count"))
+        """Wait until the side is warm, and return the number of operators in its step."""
+        return int(self._request(Request.COUNT))
 
     def take_turn(self) -> list[float]:
-        """The seconds of a few steps."""
-        seconds: list[float] = json.loads(self._ask("turn"))
+        """Return the seconds of a few steps."""
+        seconds: list[float] = self._request(Request.TURN)
         return seconds
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._listener.close()
         self._process.wait()
 
-    def _ask(self, question: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(question, file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            sys.exit("bench/vgpu.py: a side ended early; its error is above")
-        return answer
+    def _accept(self) -> Connection:
+        """Return the connection once the side has called, unless its process ends first."""
+        accepted: Queue[Connection] = Queue()
+        threading.Thread(target=lambda: accepted.put(self._listener.accept()), daemon=True).start()
+        while self._process.poll() is None:
+            with contextlib.suppress(Empty):
+                return accepted.get(timeout=0.05)
+        sys.exit(ENDED_EARLY)
+
+    def _request(self, request: "Request") -> Any:
+        self._connection = self._connection or self._accept()
+        try:
+            self._connection.send(request.value)
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._process.wait()
+            sys.exit(ENDED_EARLY)
+
+
+class Request(StrEnum):
+    """A request to a side."""
+
+    COUNT = "count"
+    TURN = "turn"
+
+
+def start_side(args: argparse.Namespace) -> None:
+    """Run one side in this process, or on a virtual GPU."""
+    if args.side == "faketensor" or RANK_FLAG in sys.argv:
+        serve(args)
+        return
+    from sandtable.cluster import load
+    from sandtable.errors import SandtableError
+    from sandtable.vgpu import Job, launch
+
+    job = Job(
+        script=__file__,
+        script_args=(*sys.argv[1:], RANK_FLAG),
+        world_size=1,
+        nproc_per_node=1,
+        cluster=load("dgx-a100"),
+        num_steps=sys.maxsize,
+        max_operators=sys.maxsize,
+    )
+    try:
+        launch(job)
+    except SandtableError as error:
+        sys.exit(f"bench/vgpu.py: {error}")
 
 
 def serve(args: argparse.Namespace) -> None:
-    """One side: make the model, warm up, then answer until the input ends."""
-    if args.side == "vgpu":
-        become_virtual_gpu()
+    """Make the model, warm up, then answer requests until the other end closes."""
     import torch
 
     torch.set_num_threads(1)
@@ -129,50 +171,26 @@ def serve(args: argparse.Namespace) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         mode, device = FakeTensorMode(), "cpu"
-    with mode:
+    with mode, Client(args.address, "AF_UNIX") as connection, contextlib.suppress(EOFError):
         step = make_step(args, device)
         for _ in range(WARM_UP_STEPS):
             step()
         gc.collect()
         gc.freeze()
-        for question in sys.stdin:
-            answer = count_operators(step) if question == "count\n" else [time_step(step) for _ in range(STEPS_A_TURN)]
-            print(json.dumps(answer), flush=True)
-
-
-def become_virtual_gpu() -> None:
-    """Put the virtual GPU under torch and start to record, as a captured rank does, alone in its world."""
-    from sandtable.cluster import load
-    from sandtable.vgpu import core_path, preload
-
-    preload.load(str(core_path()))
-    from sandtable.vgpu.capture import Capture
-    from sandtable.vgpu.exchange import Exchange
-    from sandtable.vgpu.settings import RankSettings
-
-    cluster = load("dgx-a100")
-    settings = RankSettings(
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        local_world_size=1,
-        group_rank=0,
-        num_steps=sys.maxsize,
-        max_operators=sys.maxsize,
-        device=cluster.device,
-        gpus_per_node=cluster.gpus_per_node,
-    )
-    Capture.start(settings, Exchange(socket.socketpair()[0], 0))
+        while True:
+            request = Request(connection.recv())
+            counts = request is Request.COUNT
+            connection.send(count_operators(step) if counts else [time_step(step) for _ in range(STEPS_PER_TURN)])
 
 
 def make_step(args: argparse.Namespace, device: str) -> Callable[[], None]:
-    """A training step of the GPT on a batch that stays the same."""
+    """Return a training step of the GPT on a fixed batch."""
     sys.path.insert(0, str(EXAMPLES))
     import torch
     from gpt_model import GPT, SIZES, cross_entropy  # type: ignore[import-not-found]
 
     config = SIZES[args.size]
-    torch.set_default_dtype(torch.bfloat16)  # not model.to(): that swaps parameters, which fake ones do not allow
+    torch.set_default_dtype(torch.bfloat16)  # not model.to(), which swaps parameters; fake ones cannot be swapped
     with torch.device(device):
         model = GPT(config)
         tokens = torch.zeros(args.batch, config.seq_len, dtype=torch.int64)
@@ -188,20 +206,20 @@ def make_step(args: argparse.Namespace, device: str) -> Callable[[], None]:
 
 
 def time_step(step: Callable[[], None]) -> float:
-    """Seconds of one step."""
+    """Return the seconds of one step."""
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
 
 
 def count_operators(step: Callable[[], None]) -> int:
-    """Calls of aten operators in one step, below autograd."""
+    """Count the calls of aten operators in one step, below autograd."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     total = 0
 
     class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Counts; prim and profiler calls, which only FakeTensorMode or the optimizer's label make, are left out."""
+        """Ignores prim and profiler calls, which only FakeTensorMode and the optimizer's label make."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal total
@@ -216,14 +234,17 @@ def count_operators(step: Callable[[], None]) -> int:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="124m", help="model, by its name in examples/gpt_model.py (default 124m)")
-    parser.add_argument("--batch", type=int, default=1, help="samples a step (default 1)")
+    parser.add_argument("--size", help="model, by its name in examples/gpt_model.py (default 124m)")
+    parser.add_argument("--batch", type=int, default=1, help="samples per step (default 1)")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="foreach", help="AdamW's form (default foreach)")
-    parser.add_argument("--turns", type=int, help=f"turns of each side, of {STEPS_A_TURN} steps each (default 8)")
-    parser.add_argument("--quick", action="store_true", help="2 turns")
+    parser.add_argument("--turns", type=int, help=f"turns of each side, of {STEPS_PER_TURN} steps each (default 8)")
+    parser.add_argument("--quick", action="store_true", help="2 turns of the tiny model, unless given")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument(RANK_FLAG, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.turns = args.turns or (2 if args.quick else 8)
+    args.size = args.size or ("tiny" if args.quick else "124m")
     return args
 
 

@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 5 examples/distbelief.py                        # Downpour: 3 replicas
     torchrun --standalone --nproc-per-node 5 examples/distbelief.py --method sandblaster   # a coordinator, 2 replicas
 
-With --checkpoints DIR the servers of Sandblaster keep weights and history there, and go on from them. Replicas of
-Downpour are on GPUs where there are any; those of Sandblaster with --device cuda. Its line search steers by values, so
-rehearse it with replicas on the CPU.
+With --checkpoints DIR Sandblaster's servers keep weights and history there, and continue from them. Downpour's replicas
+use GPUs where there are any, Sandblaster's with --device cuda. Sandblaster's line search depends on values, so rehearse
+it with replicas on the CPU.
 """
 
 import argparse
@@ -16,14 +16,26 @@ import torch.nn.functional as F
 from job import own_device
 from torch import Tensor, nn
 
-from sandtable.methods import Asynchronous, Checkpoints, ParameterServer, serve
-from sandtable.methods.distbelief import LBFGS, Downpour, Part, Progress, Sandblaster, coordinate, hold, work
+from sandtable.methods.server import (
+    LBFGS,
+    Asynchronous,
+    Checkpoints,
+    Downpour,
+    ParameterServer,
+    Progress,
+    Sandblaster,
+    SandblasterRole,
+    coordinate,
+    run_replica,
+    serve,
+    serve_vectors,
+)
 
 NUM_SAMPLES = 4000
 
 
 def main() -> None:
-    """Every rank runs this; its rank decides what it does."""
+    """Run this rank's part of the job."""
     options = parse()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5))
@@ -34,7 +46,7 @@ def main() -> None:
 
 
 def downpour(model: nn.Module, options: argparse.Namespace) -> None:
-    """Replicas on their parts of the samples; Adagrad on the servers."""
+    """Train replicas on their parts of the samples, with Adagrad on the servers."""
     exchange = ParameterServer(shards=options.shards, timeout_s=options.timeout)
     role = exchange.role
     if role.is_server:
@@ -69,14 +81,14 @@ def downpour(model: nn.Module, options: argparse.Namespace) -> None:
 
 
 def sandblaster(model: nn.Module, options: argparse.Namespace) -> None:
-    """L-BFGS on all samples; replicas take portions of a hundred."""
+    """Run L-BFGS on all samples; replicas take portions of a hundred."""
     settings = Sandblaster(shards=options.shards, timeout_s=options.timeout)
     model.double()
-    if settings.part is Part.SERVER:
+    if settings.role is SandblasterRole.SERVER:
         checkpoints = Checkpoints(directory=options.checkpoints, every=5) if options.checkpoints else None
-        held = hold(model, settings=settings, checkpoints=checkpoints)
+        held = serve_vectors(model, settings=settings, checkpoints=checkpoints)
         say(f"server {held.shard}: {held.num_operations} operations, {held.num_counted} gradients of portions")
-    elif settings.part is Part.COORDINATOR:
+    elif settings.role is SandblasterRole.COORDINATOR:
         lbfgs = LBFGS(max_iterations=options.iterations)
         report = coordinate(settings=settings, num_samples=NUM_SAMPLES, portion_size=100, lbfgs=lbfgs, after=show)
         say(
@@ -90,13 +102,13 @@ def sandblaster(model: nn.Module, options: argparse.Namespace) -> None:
         inputs = inputs.double()
 
         def loss(model: nn.Module, numbers: range) -> Tensor:
-            """Losses of portions add up, so the penalty on the weights is shared out, too."""
+            """Return the loss of a portion: losses add up, so each includes its share of the weight penalty."""
             part = slice(numbers.start, numbers.stop)
             fit = F.cross_entropy(model(inputs[part]), targets[part], reduction="sum")
             penalty = 1e-3 * sum(weight.square().sum() for weight in model.parameters())
             return (fit + len(numbers) * penalty) / NUM_SAMPLES
 
-        done = work(model, loss, settings=settings)
+        done = run_replica(model, loss, settings=settings)
         say(f"replica {done.replica}: accuracy {accuracy(model):.3f}, {done.num_portions} portions")
 
 
@@ -106,7 +118,7 @@ def show(progress: Progress) -> None:
 
 
 def samples(size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Made-up data: the class is the largest of five fixed random projections."""
+    """Return made-up data: the class is the largest of five fixed random projections."""
     inputs = torch.randn(size, 20, generator=torch.Generator().manual_seed(seed))
     projection = torch.randn(20, 5, generator=torch.Generator().manual_seed(4711))
     return inputs, (inputs @ projection).argmax(dim=1)
@@ -126,12 +138,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=["downpour", "sandblaster"], default="downpour")
     parser.add_argument("--shards", type=int, default=2, help="servers; the last ranks")
-    parser.add_argument("--steps", type=int, default=400, help="of each replica, with Downpour")
-    parser.add_argument("--lr", type=float, default=0.05, help="of Adagrad and of local steps, with Downpour")
+    parser.add_argument("--steps", type=int, default=400, help="steps of each replica, with Downpour")
+    parser.add_argument("--lr", type=float, default=0.05, help="rate of Adagrad and of local steps, with Downpour")
     parser.add_argument("--warm-start", type=int, default=50, help="steps that one replica makes alone, with Downpour")
-    parser.add_argument("--lockstep", action="store_true", help="steps wait for what they sent, with Downpour")
+    parser.add_argument("--lockstep", action="store_true", help="wait for every message, with Downpour")
     parser.add_argument("--device", help="where replicas compute")
-    parser.add_argument("--iterations", type=int, default=40, help="of L-BFGS, with Sandblaster")
+    parser.add_argument("--iterations", type=int, default=40, help="iterations of L-BFGS, with Sandblaster")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a silent peer is an error")
     parser.add_argument("--checkpoints", help="directory in which Sandblaster's servers keep their shards")
     return parser.parse_args()

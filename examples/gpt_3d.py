@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 examples/gpt_3d.py --tp 2 --pp 2
 
-A rank holds 1/pp of the layers and 1/tp of each of them. Neighbours along the tp axis exchange activations several
-times a layer and belong in one machine; neighbours along pp exchange them once a micro-batch; neighbours along dp add
-up their gradients once a step. So the mesh is (pp, dp, tp), the last axis over adjacent ranks.
+A rank holds 1/pp of the layers and 1/tp of each layer. Neighbours along the tp axis exchange activations several
+times per layer and belong in one machine; neighbours along pp exchange them once per micro-batch; neighbours along dp
+add their gradients once per step. So the mesh is (pp, dp, tp), with the last axis over adjacent ranks.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def make_mesh(job: Job, args: argparse.Namespace) -> DeviceMesh:
-    """All ranks as a pp x dp x tp block."""
+    """Arrange all ranks as a pp x dp x tp block."""
     require_divides(args.tp * args.pp, job.world_size, names=("tp x pp", "world size"))
     dp = args.dp or job.world_size // (args.tp * args.pp)
     if args.tp * args.pp * dp != job.world_size:
@@ -96,11 +96,11 @@ def make_mesh(job: Job, args: argparse.Namespace) -> DeviceMesh:
 def make_stages(
     config: GPTConfig, tp: TensorGroup, pp: DeviceMesh, args: argparse.Namespace, device: torch.device
 ) -> list[PipelineStage]:
-    """This rank's stages: one, or with interleaving every pp-th of pp x `--virtual-stages`."""
+    """Build this rank's stages: one, or with interleaving every pp-th of pp x `--virtual-stages`."""
     num_stages = pp.size() * (args.virtual_stages if args.schedule == "interleaved" else 1)
     require_divides(num_stages, config.num_layers, names=("pp x virtual stages", "num_layers"))
     num_layers = config.num_layers // num_stages
-    # The shapes that cross stage borders are known, so pipelining need not run the model to find them.
+    # The shapes at stage borders are known, so pipelining need not run the model to find them.
     num_tokens = args.micro_batch * config.seq_len
     dtype = getattr(torch, args.dtype)
     describe = partial(torch.empty, device="meta", dtype=dtype, requires_grad=True)
@@ -130,9 +130,9 @@ def make_stages(
 
 
 class GradientBuffer:
-    """All gradients of a rank in one piece of memory: reducing them takes a few large all-reduces, not many small.
+    """Keep all gradients of a rank in one buffer: reducing them takes a few large all-reduces, not many small ones.
 
-    Backward adds into the buffer in place, micro-batch by micro-batch; `reduce` runs once a step.
+    Backward adds into the buffer in place, micro-batch by micro-batch; `reduce` runs once per step.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, tp: TensorGroup, dp: DeviceMesh, bucket_mb: float) -> None:
@@ -150,7 +150,7 @@ class GradientBuffer:
             offset += param.numel()
 
     def reduce(self) -> None:
-        """Add up: over tp what each rank saw a share of the sequence for, then everything over dp."""
+        """Sum over tp the gradients computed from a share of the sequence, then everything over dp."""
         if self.tp.sequence_parallel:
             dist.all_reduce(self.flat[: self.num_replicated], group=self.tp.group)
         if self.dp.size() > 1:
@@ -158,7 +158,7 @@ class GradientBuffer:
                 dist.all_reduce(bucket, group=self.dp.get_group())
 
     def zero(self) -> None:
-        """Forget this step's gradients."""
+        """Clear this step's gradients."""
         self.flat.zero_()
 
 
@@ -169,13 +169,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
     parser.add_argument("--dp", type=int, help="replicas (default: world size / (tp x pp))")
-    parser.add_argument("--global-batch", type=int, default=8, help="samples a step, all replicas together")
-    parser.add_argument("--micro-batch", type=int, default=1, help="samples a micro-batch")
+    parser.add_argument("--global-batch", type=int, default=8, help="samples per step, all replicas together")
+    parser.add_argument("--micro-batch", type=int, default=1, help="samples per micro-batch")
     parser.add_argument("--schedule", choices=["gpipe", "1f1b", "interleaved"], default="1f1b")
-    parser.add_argument("--virtual-stages", type=int, default=2, help="stages a rank, for --schedule interleaved")
+    parser.add_argument("--virtual-stages", type=int, default=2, help="stages per rank, for --schedule interleaved")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument(
-        "--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of parameters and compute"
+        "--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="type of parameters and compute"
     )
     parser.add_argument("--bucket-mb", type=float, default=256.0, help="gradients in one all-reduce (MiB)")
     parser.add_argument("--fused", action="store_true", help="fused AdamW kernel")

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/gpt_ddp.py --accumulate 4 --amp bfloat16
 
-Every rank holds the whole model. Gradients are summed over the ranks once a step, in the backward of the last
-micro-batch; `no_sync` keeps DDP quiet in the others.
+Every rank holds the whole model. DDP sums gradients over the ranks once per step, in the backward of the last
+micro-batch; `no_sync` suppresses it in the others.
 """
 
 import argparse
@@ -68,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="GPT with DDP, AMP and gradient accumulation")
     add_model_arguments(parser)
-    parser.add_argument("--micro-batch", type=int, default=2, help="samples a rank in one forward")
-    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches a step")
+    parser.add_argument("--micro-batch", type=int, default=2, help="samples per rank in one forward")
+    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches per step")
     parser.add_argument("--amp", choices=["none", "bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
     parser.add_argument("--fused", action="store_true", help="fused AdamW kernel")

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/gpt_fsdp1.py --strategy full
 
-Each unit (a block, or what is left) has its parameters in one flat tensor, sharded over all ranks.
+Each unit (a block, or the rest of the model) has its parameters in one flat tensor, sharded over all ranks.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
     names = {module: name for name, module in model.named_modules()}
 
     def materialize_module(module: nn.Module) -> None:
-        # FSDP calls this for each module of a unit, then shards the unit: one unit at a time is whole in memory.
+        # FSDP calls this for each module of a unit, then shards the unit: only one unit at a time is whole in memory.
         module.to_empty(device=job.device, recurse=False)
         for name, param in module.named_parameters(recurse=False):
             init_parameter(f"{names[module]}.{name}", param, config, seed=args.seed)
@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="GPT with FSDP1 (FullyShardedDataParallel)")
     add_model_arguments(parser)
-    parser.add_argument("--micro-batch", type=int, default=2, help="samples a rank and step")
+    parser.add_argument("--micro-batch", type=int, default=2, help="samples per rank and step")
     parser.add_argument("--param-dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--strategy", choices=STRATEGIES, default="full", help="what is sharded")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient, 0: no clipping")

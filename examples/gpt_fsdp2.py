@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 examples/gpt_fsdp2.py --param-dtype bfloat16
 
 `fully_shard` makes each block a unit: its parameters are gathered just before they are needed and dropped right
-after, and its gradients are reduce-scattered in backward. With `--reshard false` they stay until backward has used
-them (ZeRO-2).
+after, and its gradients are reduce-scattered in backward. With `--reshard false` parameters stay until backward
+has used them (ZeRO-2).
 """
 
 import argparse
@@ -25,16 +25,16 @@ def main() -> None:
     config = config_from(args)
     mesh = init_device_mesh(job.device.type, (job.world_size,), mesh_dim_names=("dp",))
     policy = MixedPrecisionPolicy(
-        param_dtype=getattr(torch, args.param_dtype),  # what is gathered and computed with
-        reduce_dtype=getattr(torch, args.reduce_dtype),  # what gradients are added up in
+        param_dtype=getattr(torch, args.param_dtype),  # type to gather and compute in
+        reduce_dtype=getattr(torch, args.reduce_dtype),  # type to sum gradients in
     )
 
-    # Shard first, on the meta device; then give memory to the shards only.
+    # Shard first, on the meta device; then allocate only the shards.
     with torch.device("meta"):
         model = GPT(config)
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=args.reshard)
-    # Embedding and head: backward begins with them, so they stay gathered after forward.
+    # Embedding and head stay gathered after forward, because backward begins with them.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     materialize(model, config, device=job.device, seed=args.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1, fused=args.fused or None)
@@ -65,8 +65,8 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="GPT with FSDP2 (fully_shard)")
     add_model_arguments(parser)
-    parser.add_argument("--micro-batch", type=int, default=2, help="samples a rank in one forward")
-    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches a step")
+    parser.add_argument("--micro-batch", type=int, default=2, help="samples per rank in one forward")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
     parser.add_argument("--param-dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--reduce-dtype", choices=["bfloat16", "float32"], default="float32")
     parser.add_argument("--reshard", type=lambda text: text == "true", default=True, help="true: ZeRO-3, false: ZeRO-2")

@@ -5,7 +5,7 @@ Narayanan et al. 2021 (arXiv:2104.04473, Table 1), Korthikanti et al. 2022 (22b)
 vocabulary is 51200.
 
 Build on the meta device, then `materialize`: no host ever holds the whole model. The initial values of a weight
-depend on its name and the seed only, not on how the model is split, so tensor- and pipeline-parallel runs start from
+depend only on its name and the seed, not on how the model is split, so tensor- and pipeline-parallel runs start from
 the same model.
 """
 
@@ -78,7 +78,7 @@ class GPT(nn.Module):
         if self.is_first:
             self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
             self.wpe = Positions(config)
-        # Named by their number in the whole model, so that a slice's weights have the names they have in the whole.
+        # Layers are named by their number in the whole model, so a slice's weights keep their names.
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
         if self.is_last:
             self.ln_f = nn.LayerNorm(config.hidden_size)
@@ -86,7 +86,7 @@ class GPT(nn.Module):
                 self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (or the previous slice's activations) to logits (or this slice's activations)."""
+        """Map tokens (or the previous slice's activations) to logits (or this slice's activations)."""
         if self.is_first:
             x = self.wpe(self.wte(x))
         for block in self.blocks.values():
@@ -102,23 +102,23 @@ class GPT(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a learned vector for each position of the sequence."""
+    """Add a learned vector for each position of the sequence."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.seq_len, config.hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens' embeddings [batch, seq, hidden], plus the positions'."""
+        """Add the positions' embeddings to the tokens' [batch, seq, hidden]."""
         return x + self.weight
 
 
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each after a LayerNorm and added to the residual stream.
 
-    The rows of `qkv` are grouped by head (q, k, v of head 0, then of head 1, ...), so that a contiguous share of the
-    rows is a share of the heads, and the number of heads is what the weight says: all of them, or a tensor-parallel
-    rank's share.
+    The rows of `qkv` are grouped by head (q, k, v of head 0, then of head 1, ...), so a contiguous share of the rows is
+    a share of the heads. The weight's size gives the number of heads: all of them, or a tensor-parallel rank's
+    share.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -133,12 +133,12 @@ class Block(nn.Module):
         self.fc2 = nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, seq, hidden] to the same."""
+        """Map [batch, seq, hidden] to the same shape."""
         x = x + self.proj(self.attend(self.qkv(self.ln1(x))))
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """Causal self-attention from [batch, seq, 3 x width] to [batch, seq, width]."""
+        """Apply causal self-attention, from [batch, seq, 3 x width] to [batch, seq, width]."""
         batch, seq, width = qkv.shape
         parts = qkv.view(batch, seq, -1, 3 * self.head_size).split(self.head_size, dim=-1)
         q, k, v = (part.transpose(1, 2) for part in parts)
@@ -147,7 +147,7 @@ class Block(nn.Module):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss over all tokens, worked out in fp32."""
+    """Return the mean loss over all tokens, computed in fp32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
@@ -155,7 +155,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def materialize(model: nn.Module, config: GPTConfig, *, device: torch.device, seed: int) -> None:
     """Give a model built on the meta device its memory on `device` and its initial values.
 
-    Of a DTensor (FSDP2, tensor parallel) every rank draws the whole weight, one at a time, and keeps its own shard.
+    For a DTensor (FSDP2, tensor parallel) every rank draws the whole weight, one at a time, and keeps its own shard.
     """
     model.to_empty(device=device)
     for name, param in model.named_parameters():
@@ -174,9 +174,9 @@ def init_parameter(
 ) -> None:
     """Set `param`, or shard `shard` of `num_shards` of it along its tensor-parallel dim, to its initial values.
 
-    A weight is drawn in pieces, one for each attention head (or 128 rows of the vocabulary), each from a seed of its
-    own: a rank draws the pieces it holds and gets what one process would have got. GPT-2's scheme: normal(0, 0.02),
-    and less by sqrt(2 layers) where a block adds to the residual stream.
+    A weight is drawn in pieces, one for each attention head (or 128 rows of the vocabulary), each from its own seed:
+    a rank draws the pieces it holds and gets the values that one process would get. GPT-2's scheme: normal(0, 0.02),
+    divided by sqrt(2 layers) where a block adds to the residual stream.
     """
     sharded_dim = 1 if name.endswith(("proj.weight", "fc2.weight")) else 0
     module_name, kind = name.split(".")[-2:]
@@ -198,10 +198,10 @@ def init_parameter(
 
 
 def synthetic_batch(config: GPTConfig, *, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Samples `first` .. `first + count` of an endless text, as (tokens, targets): each counts upward by 1, 2 or 3.
+    """Return samples `first` .. `first + count` of an endless text, as (tokens, targets): each counts up by 1, 2 or 3.
 
-    Sample n is the same whichever rank asks for it, so the data of a step do not depend on how it is split. Only an
-    eighth of the vocabulary appears, so that there is something to learn from the first step on.
+    Sample n is the same on every rank, so the data of a step do not depend on the split. Only an eighth of the
+    vocabulary appears, so that there is something to learn from the first step on.
     """
     sample = torch.arange(first, first + count).unsqueeze(1)
     text = (7 * sample + (1 + sample % 3) * torch.arange(config.seq_len + 1)) % (config.vocab_size // 8)
@@ -209,7 +209,7 @@ def synthetic_batch(config: GPTConfig, *, first: int, count: int) -> tuple[Tenso
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags every GPT example takes."""
+    """Add the flags that every GPT example takes."""
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--seq-len", type=int, help="tokens in a sample (default: the size's own)")
     parser.add_argument("--recompute", choices=["none", "full"], default="none", help="activation checkpointing")
@@ -219,7 +219,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config_from(args: argparse.Namespace) -> GPTConfig:
-    """The model that the flags ask for."""
+    """Return the model that the flags select."""
     config = SIZES[args.size]
     seq_len = args.seq_len or config.seq_len
     return replace(config, seq_len=seq_len, recompute=args.recompute == "full")

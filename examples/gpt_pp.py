@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 examples/gpt_pp.py --schedule 1f1b
 
-gpipe: all forwards, then all backwards. 1f1b: backward as soon as possible, so fewer activations are alive.
+gpipe: all forwards, then all backwards. 1f1b: backward as soon as possible, so fewer activations are live.
 interleaved: each rank holds several smaller stages, so less time is lost while the pipeline fills and drains.
 """
 
@@ -53,11 +53,11 @@ def main() -> None:
 
 
 def make_stages(config: GPTConfig, args: argparse.Namespace, job: Job) -> list[PipelineStage]:
-    """This rank's stages, built here alone: no rank ever holds the whole model."""
+    """Build this rank's stages and no others: no rank ever holds the whole model."""
     num_stages = job.world_size * (args.virtual_stages if args.schedule == "interleaved" else 1)
     require_divides(num_stages, config.num_layers, names=("stages", "num_layers"))
     num_layers = config.num_layers // num_stages
-    # The shapes that cross stage borders are known, so pipelining need not run the model to find them.
+    # The shapes at stage borders are known, so pipelining need not run the model to find them.
     dtype = getattr(torch, args.dtype)
     describe = partial(torch.empty, args.micro_batch, config.seq_len, device="meta")
     tokens = describe(dtype=torch.int64)
@@ -86,11 +86,11 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="GPT with torch.distributed.pipelining")
     add_model_arguments(parser)
-    parser.add_argument("--batch", type=int, default=8, help="samples a step")
-    parser.add_argument("--micro-batch", type=int, default=1, help="samples a micro-batch")
+    parser.add_argument("--batch", type=int, default=8, help="samples per step")
+    parser.add_argument("--micro-batch", type=int, default=1, help="samples per micro-batch")
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    parser.add_argument("--virtual-stages", type=int, default=2, help="stages a rank, for --schedule interleaved")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32", help="of parameters and compute")
+    parser.add_argument("--virtual-stages", type=int, default=2, help="stages per rank, for --schedule interleaved")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32", help="parameters and compute")
     parser.add_argument("--fused", action="store_true", help="fused AdamW kernel")
     return parser.parse_args()
 

@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 4 examples/gpt_tp.py --tp 2
 
-The model is `gpt_model.GPT`, unchanged. A plan says how each layer's weight is split; `parallelize_module` turns the
-weights into DTensors and puts the exchanges where layouts meet. Between the linears activations are split along the
-sequence, the vocabulary is split in the embedding and the head, and `loss_parallel` keeps the logits split. Ranks
-left over are replicas, whose gradients are averaged at the end of the step.
+The model is `gpt_model.GPT`, unchanged. A plan states how each layer's weight is split; `parallelize_module` turns the
+weights into DTensors and inserts exchanges where layouts meet. Between the linears activations are split along the
+sequence, the vocabulary is split in the embedding and the head, and `loss_parallel` keeps the logits split. The
+remaining ranks are replicas, which average their gradients at the end of the step.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 
 
 def make_plan() -> dict[str, ParallelStyle]:
-    """How each module is split. Shard(1) is the sequence, Shard(-1) the vocabulary or the width."""
+    """Return how each module is split. Shard(1) is the sequence, Shard(-1) the vocabulary or the width."""
     return {
         "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "wpe": SequenceParallel(use_local_output=True),
@@ -63,7 +63,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1, fused=args.fused or None)
 
     for step in range(1, args.steps + 1):
-        # Ranks of one tp group see the same samples; replicas see others.
+        # Ranks of one tp group see the same samples; replicas see different ones.
         first = ((step - 1) * dp.size() + dp.get_local_rank()) * args.micro_batch
         tokens, targets = synthetic_batch(config, first=first, count=args.micro_batch)
         x, y = tokens.to(job.device, non_blocking=True), targets.to(job.device, non_blocking=True)
@@ -82,8 +82,8 @@ def main() -> None:
 def settle_gradients(model: GPT, group: dist.ProcessGroup) -> None:
     """Bring each gradient into its parameter's layout, then average over the replicas.
 
-    A LayerNorm's weight is whole on every rank, but each rank saw only its share of the sequence: the gradient is a
-    partial sum. Left so, the optimizer would add it up again for every operator that reads it.
+    A LayerNorm's weight is whole on every rank, but each rank saw only its share of the sequence: its gradient is a
+    partial sum. Otherwise the optimizer would sum it again for every operator that reads it.
     """
     num_replicas = dist.get_world_size(group)
     for param in model.parameters():
@@ -99,8 +99,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="GPT with DTensor tensor + sequence parallelism")
     add_model_arguments(parser)
     parser.add_argument("--tp", type=int, help="tensor-parallel ranks (default: all)")
-    parser.add_argument("--micro-batch", type=int, default=2, help="samples a replica and step")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32", help="of parameters and compute")
+    parser.add_argument("--micro-batch", type=int, default=2, help="samples per replica and step")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32", help="parameters and compute")
     parser.add_argument("--fused", action="store_true", help="fused AdamW kernel")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""One process of a distributed job: who am I, which device is mine, and rules that a launch must meet.
+"""One process of a distributed job: its rank, its device, and the rules that a launch must meet.
 
 Every example starts with `job = start()` and ends with `job.finish()`. Nothing here knows how the job was launched,
 as long as the launcher sets torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
@@ -20,7 +20,7 @@ class Job:
     device: torch.device
 
     def print_loss(self, step: int, loss: float, *, on_rank: int = 0) -> None:
-        """Print one line a step, from one rank only. Every rank has read `loss`, so every rank does the same work."""
+        """Print one line per step, from one rank only. Every rank has read `loss`, so every rank does the same work."""
         if self.rank == on_rank:
             print(f"step {step} loss {loss:.6f}", flush=True)
 
@@ -38,7 +38,7 @@ def start() -> Job:
 
 
 def own_device() -> torch.device:
-    """This process's GPU, or the CPU where there is none."""
+    """Return this process's GPU, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -47,7 +47,7 @@ def own_device() -> torch.device:
 
 
 def require_divides(divisor: int, total: int, *, names: tuple[str, str]) -> None:
-    """Raise unless `divisor` divides `total`, and say which values near it would."""
+    """Raise unless `divisor` divides `total`; the error suggests values near it that would."""
     if divisor >= 1 and total % divisor == 0:
         return
     valid = [n for n in range(1, total + 1) if total % n == 0]

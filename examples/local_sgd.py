@@ -1,11 +1,11 @@
-"""Train with few messages, and go on after a crash: kill a worker, and torchrun starts all from the last checkpoint.
+"""Train with few messages and survive a crash: kill a worker, and torchrun restarts all from the last checkpoint.
 
     torchrun --standalone --nproc-per-node 4 examples/local_sgd.py
     torchrun --standalone --nproc-per-node 4 examples/local_sgd.py --exchange gossip --compression threshold --period 4
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 4 --max-restarts 3 examples/local_sgd.py --checkpoints /tmp/run1
 
-The variable gives restarted workers a new store: in torchrun's shared one gloo finds the addresses of those that died.
+The variable gives restarted workers a new store: in torchrun's shared one gloo finds the addresses of dead workers.
 """
 
 import argparse
@@ -17,17 +17,24 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sandtable.methods import AllReduce, DataParallel, Gossip, LocalSGD, NoCompression, Threshold
-from sandtable.methods.checkpoint import ReplicaCheckpoints
+from sandtable.methods.data import (
+    AllReduce,
+    DataParallel,
+    Gossip,
+    LocalSGD,
+    NoCompression,
+    ReplicaCheckpoints,
+    Threshold,
+)
 
 EXCHANGES = {"all-reduce": AllReduce(), "gossip": Gossip()}
 COMPRESSIONS = {"none": NoCompression(), "threshold": Threshold(share=0.05)}
 
 
 def main() -> None:
-    """Every rank runs this."""
+    """Run on every rank."""
     options = parse()
-    # Nobody waits longer than this for a peer that hangs; one that dies is noticed at once.
+    # The longest wait for a peer that hangs; one that dies is noticed at once.
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -68,7 +75,7 @@ def say(line: str) -> None:
 
 
 def batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
-    """Made-up data: the class is the largest of five fixed random projections."""
+    """Return made-up data: the class is the largest of five fixed random projections."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(size, 20, generator=generator)
     projection = torch.randn(20, 5, generator=torch.Generator().manual_seed(4711))

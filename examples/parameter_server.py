@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 4 examples/parameter_server.py --sync stale --bound 4
     torchrun --standalone --nproc-per-node 4 examples/parameter_server.py --sync bulk --checkpoints /tmp/shards
 
-Or as roles on two machines, each with its own torchrun (docs/servers.md): `--role server` here, `--role worker` there.
+Or use roles on two machines, each with its own torchrun (docs/servers.md): `--role server` and `--role worker`.
 """
 
 import argparse
@@ -16,19 +16,12 @@ import torch.nn.functional as F
 from job import own_device
 from torch import Tensor, nn
 
-from sandtable.methods import (
-    Asynchronous,
-    BulkSynchronous,
-    Checkpoints,
-    ParameterServer,
-    ServerClient,
-    StaleSynchronous,
-    serve,
-)
+from sandtable.methods.data import BulkSynchronous
+from sandtable.methods.server import Asynchronous, Checkpoints, ParameterServer, ServerClient, StaleSynchronous, serve
 
 
 def main() -> None:
-    """Every rank runs this; its role decides what it does."""
+    """Run this rank's part of the job: serve or train."""
     options = parse()
     syncs = {"async": Asynchronous(), "stale": StaleSynchronous(bound=options.bound), "bulk": BulkSynchronous()}
     sync, exchange = syncs[options.sync], ParameterServer(shards=options.shards, timeout_s=options.timeout)
@@ -72,7 +65,7 @@ def main() -> None:
 
 
 def batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
-    """Made-up data: the class is the largest of five fixed random projections."""
+    """Return made-up data: the class is the largest of five fixed random projections."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(size, 20, generator=generator)
     projection = torch.randn(20, 5, generator=torch.Generator().manual_seed(4711))

@@ -1,11 +1,11 @@
-"""Train a model in stages on different ranks, and see who did what when.
+"""Train a model in stages on different ranks, and draw which rank did what and when.
 
     torchrun --standalone --nproc-per-node 3 examples/pipeline.py
     torchrun --standalone --nproc-per-node 4 examples/pipeline.py --replicas 2,1,1 --picture schedule.svg
     torchrun --standalone --nproc-per-node 2 examples/pipeline.py --schedule interleaved --stages 4
     torchrun --standalone --nproc-per-node 3 examples/pipeline.py --checkpoints /tmp/run1
 
-Killed ranks are named by the others; start again with the same --checkpoints, and it goes on from the last one.
+If a rank is killed, the others name it; start again with the same --checkpoints to continue from the last one.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from job import start
 from torch import Tensor, nn
 
-from sandtable.methods.checkpoint import ReplicaCheckpoints
+from sandtable.methods.data import ReplicaCheckpoints
 from sandtable.methods.pipeline import Flush, GPipe, Interleaved, PipeDream, PipeDream2BW, Pipeline
 
 SCHEDULES = {
@@ -30,7 +30,7 @@ SCHEDULES = {
 
 
 def main() -> None:
-    """Every rank runs this."""
+    """Run on every rank."""
     options = parse()
     job = start()
     replicas = [int(count) for count in options.replicas.split(",")] if options.replicas else None
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def make_stages(num_stages: int) -> list[nn.Module]:
-    """Eight layers, as evenly dealt out as possible."""
+    """Deal out eight layers as evenly as possible."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Sequential(nn.Linear(20, 128), nn.ReLU())]
     layers += [nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.ReLU()) for _ in range(6)]
@@ -89,7 +89,7 @@ def say(line: str) -> None:
 
 
 def batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
-    """Made-up data: the class is the largest of five fixed random projections."""
+    """Return made-up data: the class is the largest of five fixed random projections."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(size, 20, generator=generator)
     projection = torch.randn(20, 5, generator=torch.Generator().manual_seed(4711))
@@ -99,9 +99,9 @@ def batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", choices=SCHEDULES, default="pipedream")
-    parser.add_argument("--stages", type=int, help="as many as ranks unless given")
+    parser.add_argument("--stages", type=int, help="number of stages (default: one per rank)")
     parser.add_argument("--replicas", help="ranks that hold each stage, such as 2,1,1")
-    parser.add_argument("--recompute", action="store_true", help="forget activations, compute them again")
+    parser.add_argument("--recompute", action="store_true", help="drop activations and recompute them in backward")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--checkpoints", help="directory in which all ranks keep their state")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 8 examples/pipeline_gpt.py --pp 2 --tp 2
     torchrun --standalone --nproc-per-node 4 examples/pipeline_gpt.py --pp 4 --schedule pipedream --steps 8
 
-The model of gpt_model.py is not changed: a stage is some of its layers, and the plan names what is split in them.
+The model of gpt_model.py is unchanged: a stage is some of its layers, and the plan names what is split in them.
 gpt_3d.py does the same with torch's own parts.
 """
 
@@ -15,15 +15,14 @@ from job import require_divides, start
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from sandtable.methods import TensorParallel
 from sandtable.methods.pipeline import Flush, GPipe, PipeDream, PipeDream2BW, Pipeline
-from sandtable.methods.tensor import Plan
+from sandtable.methods.tensor import TensorParallel, TensorPlan
 
 SCHEDULES = {"gpipe": GPipe(4), "flush": Flush(4), "pipedream": PipeDream(), "2bw": PipeDream2BW(4)}
 
 
 def main() -> None:
-    """Every rank runs this."""
+    """Run on every rank."""
     args = parse_arguments()
     job = start()
     config = config_from(args)
@@ -56,14 +55,14 @@ def main() -> None:
     job.finish()
 
 
-def plan_of(stage: GPT) -> Plan:
-    """The rows of `qkv` are grouped by head, and a block takes the number of heads from its width."""
+def plan_of(stage: GPT) -> TensorPlan:
+    """Return the plan. Rows of `qkv` are grouped by head, and a block takes the number of heads from its width."""
     layers = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
     if stage.is_first:
         layers["wte"] = "vocabulary"
     if stage.is_last:
         layers["head"] = "vocabulary"
-    return Plan(layers)
+    return TensorPlan(layers)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -73,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="ranks that share every layer")
     parser.add_argument("--pp", type=int, default=2, help="stages of layers")
     parser.add_argument("--schedule", choices=SCHEDULES, default="flush")
-    parser.add_argument("--batch", type=int, default=4, help="samples a replica and step")
+    parser.add_argument("--batch", type=int, default=4, help="samples per replica and step")
     return parser.parse_args()
 
 

@@ -46,7 +46,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures [batch, 3, size, size] to scores [batch, classes]."""
+        """Map pictures [batch, 3, size, size] to scores [batch, classes]."""
         return self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))
 
 
@@ -73,19 +73,19 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Identity() if same_shape else convolution(channels, outer, kernel=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, size, size] to [batch, outer, size / stride, size / stride]."""
+        """Map [batch, channels, size, size] to [batch, outer, size / stride, size / stride]."""
         return F.relu(self.body(x) + self.shortcut(x))
 
 
 def convolution(channels: int, outer: int, *, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution and its batch norm."""
+    """Return a convolution and its batch norm."""
     return nn.Sequential(
         nn.Conv2d(channels, outer, kernel, stride=stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outer)
     )
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Noise around a pattern that tells the class, drawn anew from the picture's number."""
+    """Noise around a pattern that identifies the class, drawn from the picture's number."""
 
     def __init__(self, *, num_pictures: int, size: int, num_classes: int) -> None:
         self.num_pictures, self.size, self.num_classes = num_pictures, size, num_classes
@@ -140,7 +140,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=8, help="channels after the stem")
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=8, help="pictures a rank and step")
+    parser.add_argument("--batch", type=int, default=8, help="pictures per rank and step")
     parser.add_argument("--workers", type=int, default=0, help="processes that load pictures")
     parser.add_argument("--channels-last", action="store_true", help="NHWC, which tensor cores prefer")
     parser.add_argument("--amp", action="store_true", help="bf16 autocast")

@@ -11,7 +11,7 @@ reduce-scatter after it.
 
 Activations are [tokens, hidden], the first position of every sample first: a share of the tokens is a share of the
 sequence, all-gather and reduce-scatter need no transposition, and a linear is a plain matrix product. gpt_tp.py does
-the same with DTensor; this costs less Python for each operator.
+the same with DTensor; this costs less Python per operator.
 """
 
 import re
@@ -45,13 +45,13 @@ class TensorGroup:
             require_divides(self.size, config.seq_len, names=("tp", "seq_len"))
 
     def enter(self, x: Tensor) -> Tensor:
-        """From outside a pair of linears (f)."""
+        """Enter a pair of linears (f)."""
         if self.size == 1:
             return x
         return GatherSequence.apply(x, self) if self.sequence_parallel else ReduceGradient.apply(x, self)
 
     def leave(self, x: Tensor) -> Tensor:
-        """From partial sums to outside a pair of linears (g)."""
+        """Leave a pair of linears: reduce the partial sums (g)."""
         if self.size == 1:
             return x
         return ScatterSequence.apply(x, self) if self.sequence_parallel else ReduceOutput.apply(x, self)
@@ -120,14 +120,14 @@ class ScatterSequence(Function):
 
 
 def all_gather(x: Tensor, tp: TensorGroup) -> Tensor:
-    """The ranks' shares, one after the other along dim 0."""
+    """Concatenate the ranks' shares along dim 0."""
     whole = x.new_empty(x.size(0) * tp.size, *x.shape[1:])
     dist.all_gather_single(whole, x.contiguous(), group=tp.group)
     return whole
 
 
 def reduce_scatter(x: Tensor, tp: TensorGroup) -> Tensor:
-    """This rank's share along dim 0 of the sum over the ranks."""
+    """Return this rank's share, along dim 0, of the sum over the ranks."""
     share = x.new_empty(x.size(0) // tp.size, *x.shape[1:])
     dist.reduce_scatter_single(share, x.contiguous(), group=tp.group)
     return share
@@ -151,18 +151,18 @@ class ParallelGPT(nn.Module):
             self.head = nn.Linear(config.hidden_size, config.vocab_size // tp.size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] or activations [tokens, hidden] to activations or this rank's share of the logits."""
+        """Map tokens [batch, seq] or activations [tokens, hidden] to activations or this rank's share of the logits."""
         if self.is_first:
             x = self.embed(x.t().flatten())
         for block in self.blocks.values():
-            # Reentrant: the whole block again, collectives too, and no Python hook for each saved tensor.
+            # Reentrant: it repeats the whole block, collectives too, and needs no Python hook per saved tensor.
             x = checkpoint(block, x, use_reentrant=True, preserve_rng_state=False) if self.recompute else block(x)
         if self.is_last:
             x = self.head(self.tp.enter(self.ln_f(x)))
         return x
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Look up the tokens whose rows are here, leave zeros for the others, add up over the ranks."""
+        """Look up the tokens whose rows this rank holds, leave zeros for the others, and sum over the ranks."""
         num_rows, hidden = self.wte.weight.shape
         local = tokens - self.tp.rank * num_rows
         is_here = (local >= 0) & (local < num_rows)
@@ -173,7 +173,7 @@ class ParallelGPT(nn.Module):
         return (x.view(positions.size(0), -1, hidden) + positions.unsqueeze(1)).view(-1, hidden)
 
     def replicated_parameters(self) -> list[nn.Parameter]:
-        """Those every rank holds whole: LayerNorms, positions, and biases added after the reduction."""
+        """Return the parameters that every rank holds whole: LayerNorms, positions, biases added after the sum."""
         return [param for name, param in self.named_parameters() if re.search(r"ln|wpe|proj_bias|fc2_bias", name)]
 
 
@@ -195,14 +195,14 @@ class ParallelBlock(nn.Module):
         self.fc2_bias = nn.Parameter(torch.empty(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] (or a share of the tokens) to the same. The second linear's bias is added after the sum."""
+        """Map [tokens, hidden] (or a share of the tokens) to the same. The second bias is added after the sum."""
         enter, leave = self.tp.enter, self.tp.leave
         x = x + (leave(self.proj(self.attend(self.qkv(enter(self.ln1(x)))))) + self.proj_bias)
         wide = F.gelu(self.fc1(enter(self.ln2(x))), approximate="tanh")
         return x + (leave(self.fc2(wide)) + self.fc2_bias)
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """Causal attention over the heads that are here: no rank needs another's."""
+        """Apply causal attention over this rank's heads: no rank needs another's."""
         parts = qkv.view(self.heads_shape).chunk(3, dim=-1)  # each [seq, batch, heads, head size]
         q, k, v = (part.permute(1, 2, 0, 3) for part in parts)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -218,7 +218,7 @@ class VocabParallelCrossEntropy(Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, tp: TensorGroup) -> Tensor:
-        """Loss of logits [tokens, vocab / tp] and targets [batch, seq]."""
+        """Return the loss of logits [tokens, vocab / tp] and targets [batch, seq]."""
         num_rows = logits.size(-1)
         probs = logits.float()
         top = probs.amax(dim=-1, keepdim=True)
@@ -239,7 +239,7 @@ class VocabParallelCrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """(softmax - one at the target) / number of tokens."""
+        """Return (softmax - one at the target) / number of tokens."""
         probs, index, is_here = ctx.saved_tensors
         probs.scatter_add_(-1, index, is_here.to(probs.dtype).neg_())
         return (probs * (grad / index.numel())).to(ctx.dtype), None, None

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel_cnn.py --tp 1     # plain data parallelism
 
 The net is a plain nn.Sequential. Its layers are found and split in pairs, the first by output channels, the second by
-input channels, so that activations are added up once a pair and each way; weights and their gradients are 1/tp on each
-rank. The loss is the same whatever the split.
+input channels, so activations are summed once per pair and direction. Each rank holds 1/tp of the weights and their
+gradients. The loss is the same whatever the split.
 """
 
 import argparse
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from sandtable.methods import DataParallel, TensorParallel
+from sandtable.methods.data import DataParallel
+from sandtable.methods.tensor import TensorParallel
 
 CLASSES = 10
 
 
 def main() -> None:
-    """Every rank runs this."""
+    """Run on every rank."""
     args = parse_arguments()
     job = start()
     tp_size = args.tp or job.world_size
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def vgg(width: int) -> nn.Sequential:
-    """Four convolutions and three dense layers, for images of 32 x 32. GroupNorm: a replica's batch does not matter."""
+    """Build four convolutions and three dense layers for 32 x 32 images. GroupNorm does not depend on the batch."""
     return nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1),
         nn.GroupNorm(width, width),
@@ -76,7 +77,7 @@ def vgg(width: int) -> nn.Sequential:
 
 
 def made_up_batch(step: int, count: int) -> tuple[Tensor, Tensor]:
-    """The images and labels of a step, the same on every rank."""
+    """Return the images and labels of a step, the same on every rank."""
     generator = torch.Generator().manual_seed(step)
     labels = torch.randint(CLASSES, (count,), generator=generator)
     return torch.randn(count, 3, 32, 32, generator=generator) + labels.view(-1, 1, 1, 1) / CLASSES, labels
@@ -87,7 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A convolution net split by channels and by batch")
     parser.add_argument("--tp", type=int, help="ranks that share every layer (default: all)")
     parser.add_argument("--width", type=int, default=16, help="channels of the first convolution")
-    parser.add_argument("--batch", type=int, default=16, help="images of all replicas a step")
+    parser.add_argument("--batch", type=int, default=16, help="images per step, all replicas together")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)

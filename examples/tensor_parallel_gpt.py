@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel_gpt.py --tp 2
     torchrun --standalone --nproc-per-node 4 examples/tensor_parallel_gpt.py --tp 4 --sequence-parallel
 
-The model of gpt_model.py is not changed: the plan names its layers. tensor_parallel.py does the same by hand.
+The model of gpt_model.py is unchanged: the plan names its layers. tensor_parallel.py does the same by hand.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from gpt_model import GPT, add_model_arguments, config_from, materialize, synthe
 from job import require_divides, start
 from torch.distributed.device_mesh import init_device_mesh
 
-from sandtable.methods import DataParallel, TensorParallel
-from sandtable.methods.tensor import Plan
+from sandtable.methods.data import DataParallel
+from sandtable.methods.tensor import TensorParallel, TensorPlan
 
-# The rows of `qkv` are grouped by head, and a block takes the number of heads from its width: a slice needs no more.
-PLAN = Plan(
+# Rows of `qkv` are grouped by head, and a block takes the number of heads from its width: a slice needs no more.
+PLAN = TensorPlan(
     {
         "wte": "vocabulary",
         "qkv": "column",
@@ -32,7 +32,7 @@ PLAN = Plan(
 
 
 def main() -> None:
-    """Every rank runs this."""
+    """Run on every rank."""
     args = parse_arguments()
     job = start()
     config = config_from(args)
@@ -50,7 +50,7 @@ def main() -> None:
     replicas = DataParallel(model, optimizer, group=dp.get_group())
 
     for step in range(1, args.steps + 1):
-        # Ranks of one tp group see the same samples; replicas see others.
+        # Ranks of one tp group see the same samples; replicas see different ones.
         first = ((step - 1) * dp.size() + dp.get_local_rank()) * args.micro_batch
         tokens, targets = synthetic_batch(config, first=first, count=args.micro_batch)
         loss = split.cross_entropy(model(tokens.to(job.device)), targets.to(job.device))
@@ -68,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="GPT with sandtable's tensor, sequence and data parallelism")
     add_model_arguments(parser)
     parser.add_argument("--tp", type=int, help="ranks that share every layer (default: all)")
-    parser.add_argument("--sequence-parallel", action="store_true", help="share the tokens out between split layers")
-    parser.add_argument("--micro-batch", type=int, default=2, help="samples a replica and step")
+    parser.add_argument("--sequence-parallel", action="store_true", help="split the tokens between split layers")
+    parser.add_argument("--micro-batch", type=int, default=2, help="samples per replica and step")
     return parser.parse_args()
 
 

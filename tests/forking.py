@@ -17,9 +17,9 @@ _MODULES = [
     "torch.distributed.launcher.api",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "sandtable.methods",
-    "sandtable.methods.distbelief",
+    "sandtable.methods.data",
     "sandtable.methods.pipeline",
+    "sandtable.methods.server",
     "sandtable.methods.tensor",
 ]
 

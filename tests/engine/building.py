@@ -3,21 +3,21 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandtable.trace import Group, Kind, Line, Phase, RankRecords, Run, Signature, SyncKind, TensorSpec, Trace
+from sandtable.trace import Group, Kind, Line, Phase, RankRecords, RunFacts, Signature, SyncKind, TensorSpec, Trace
 
 
 def square(size: int, dtype: str = "float16") -> TensorSpec:
-    """A matrix."""
+    """Return a square matrix."""
     return TensorSpec(dtype, (size, size), (size, 1))
 
 
 def product(size: int) -> Signature:
-    """A product of two square matrices."""
+    """Return a product of two square matrices."""
     return Signature("aten::mm", (square(size), square(size)), (square(size),))
 
 
 def addition(size: int) -> Signature:
-    """A sum of two square matrices."""
+    """Return a sum of two square matrices."""
     return Signature("aten::add.Tensor", (square(size), square(size)), (square(size),), '["t","t",1]')
 
 
@@ -64,12 +64,12 @@ class Script:
     def _row(self, kind: Kind, ref: int, stream: int, phase: Phase = Phase.FORWARD, value: int = 0) -> None:
         self.rows.append((kind, ref, stream, phase, 1, value))
 
-    def _call(self, op: str, given: int, got: int, *, group: int, peer: int, stream: int, batch: int) -> int:
+    def _call(self, op: str, bytes_in: int, bytes_out: int, *, group: int, peer: int, stream: int, batch: int) -> int:
         seq = sum((c["op"], c["group"], c["peer"]) == (OPS.index(op), group, peer) for c in self.calls)
         self.calls.append(
             {
-                "op": OPS.index(op), "group": group, "seq": seq, "dtype": 0, "bytes_in": given, "bytes_out": got,
-                "peer": peer, "stream": stream, "line": 1, "batch": batch,
+                "op": OPS.index(op), "group": group, "seq": seq, "dtype": 0,
+                "bytes_in": bytes_in, "bytes_out": bytes_out, "peer": peer, "stream": stream, "line": 1, "batch": batch,
             }
         )  # fmt: skip
         self._row(Kind.COLLECTIVE, len(self.calls) - 1, stream)
@@ -104,7 +104,7 @@ def make_trace(
     gpus_per_node: int = 8,
     ranks_per_node: int = 0,
 ) -> Trace:
-    """A trace whose class of each representative does what its script says."""
+    """Return a trace in which each representative's class does the work of its script."""
     world_size = sum(map(len, classes.values()))
     for rank, script in scripts.items():
         script.rank = rank
@@ -112,7 +112,7 @@ def make_trace(
         {rank: script.records(groups) for rank, script in scripts.items()},
         classes=classes,
         groups=groups,
-        run=Run(
+        run=RunFacts(
             world_size=world_size,
             cluster="dgx-a100",
             gpus_per_node=gpus_per_node,

@@ -6,7 +6,7 @@ Without contention (nothing shares links or multiprocessors) this must agree wit
 import sys
 from functools import cache
 
-from sandtable.engine.program import Costs
+from sandtable.engine.operator_table import Costs
 from sandtable.trace import Kind, RankRecords
 
 sys.setrecursionlimit(100_000)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.engine.building import SIGNATURES, Script
 from tests.engine.reference import Reference
 
-from sandtable.engine.clock import ActorSpeed, run_clock
-from sandtable.engine.program import Costs, Order, Program, compile_program
-from sandtable.engine.wiring import Wiring
+from sandtable.engine.clock import ActorSpeed, Wiring, run_clock
+from sandtable.engine.operator_table import Costs
+from sandtable.engine.program import Opcode, Program, compile_program
 from sandtable.trace import Phase, SyncKind
 
 
@@ -123,7 +123,7 @@ def test_a_wait_means_the_last_recording_of_its_event():
     script.wait_event(5, stream=1)
     script.op(1, stream=1)
     programs, (times,), _ = run([script], with_costs=costs(host=0.0))
-    on_other = np.flatnonzero((programs[0].stream == 1) & (programs[0].kind == Order.RUN))
+    on_other = np.flatnonzero((programs[0].stream == 1) & (programs[0].kind == Opcode.RUN))
     assert times.start_ns[on_other[0]] == 0
     assert times.start_ns[on_other[1]] >= 9000
 
@@ -228,7 +228,7 @@ def test_a_collective_beside_compute_slows_it_by_its_multiprocessors():
 
 
 def two_calls(loads: list[list[float]], *, second_after: int = 0) -> tuple[int, int]:
-    """Ends of two transfers of 10,000 ns each, that start on streams of their own."""
+    """Return the ends of two transfers of 10,000 ns each that start on streams of their own."""
     script = Script()
     script.collective(1024, stream=1, group=0)
     for _ in range(second_after):
@@ -241,7 +241,7 @@ def two_calls(loads: list[list[float]], *, second_after: int = 0) -> tuple[int, 
         slots=[1, 1],
         loads=loads,
     )
-    ends = times.end_ns[programs[0].kind == Order.CALL]
+    ends = times.end_ns[programs[0].kind == Opcode.CALL]
     return int(ends[0]), int(ends[1])
 
 
@@ -321,7 +321,7 @@ def test_the_clock_agrees_with_the_plain_recursion(parts, call_stream, host, lat
     assert not stuck
     plain = Reference([script.records() for script in scripts], chosen, call_ns=1000)
     for rank, (program, each) in enumerate(zip(programs, times, strict=True)):
-        device = program.kind != Order.HOST_WAIT
+        device = program.kind != Opcode.HOST_WAIT
         expected = [plain.end(rank, int(row)) for row in program.last_record[device]]
         assert each.end_ns[device].tolist() == expected
 
@@ -344,7 +344,7 @@ def test_time_never_runs_backwards(parts, share):
         assert (each.end_ns >= each.start_ns).all()
         assert (each.start_ns >= 0).all()
         for stream in range(len(program.stream_ids)):
-            mine = np.flatnonzero((program.stream == stream) & (program.kind != Order.HOST_WAIT))
+            mine = np.flatnonzero((program.stream == stream) & (program.kind != Opcode.HOST_WAIT))
             assert (np.diff(each.end_ns[mine]) >= 0).all()
             assert (each.start_ns[mine][1:] >= each.end_ns[mine][:-1]).all()
 

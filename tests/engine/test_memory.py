@@ -12,7 +12,7 @@ from tests.vgpu.capturing import capture
 from tests.vgpu.test_state_memory import TINY, stage_shapes, weight, whole_shapes
 
 from sandtable.engine.memory import Category, classify_blocks, memory_curve, memory_use
-from sandtable.trace import Group, Kind, Phase, RankView, Run, Signature, Trace
+from sandtable.trace import Group, Kind, Phase, RankView, RunFacts, Signature, Trace
 
 ADAM = Signature("aten::_foreach_addcdiv_", (spec(256), spec(256), spec(256)), (), '["t","t","t",[-0.1]]')
 MM = Signature("aten::mm", (spec(8, 4), spec(4, 16)), (spec(8, 16),))
@@ -21,10 +21,12 @@ Row = tuple[int, int, int, int]
 
 
 def view_of(rows: list[Row]) -> RankView:
-    """A rank that did this: (kind, ref, phase, value)."""
+    """Return a rank that did this: (kind, ref, phase, value)."""
     columns = {name: [row[k] for row in rows] for k, name in enumerate(("kind", "ref", "phase", "value"))}
     records = make_rank(records=columns, signatures=[ADAM, MM], groups=[Group("world", (0,))], num_steps=1)
-    return Trace.assemble({0: records}, classes={0: [0]}, groups=[Group("world", (0,))], run=Run(world_size=1)).rank(0)
+    return Trace.assemble(
+        {0: records}, classes={0: [0]}, groups=[Group("world", (0,))], run=RunFacts(world_size=1)
+    ).rank(0)
 
 
 def step(first_block: int) -> list[Row]:

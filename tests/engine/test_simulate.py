@@ -9,7 +9,7 @@ from tests.engine.building import SIGNATURES, Script, make_trace
 from sandtable.cluster import load
 from sandtable.engine import Timeline, WhatIf, simulate
 from sandtable.engine.compute import CostModel
-from sandtable.errors import SimulationError
+from sandtable.errors import SimulationError, WhatIfError
 from sandtable.trace import Group, Phase, Trace
 
 MIB = 2**20
@@ -225,7 +225,7 @@ def test_ranks_that_wait_for_each_other_are_named():
         script.recv(1024, 1)
         script.step()
     trace = make_trace(scripts, classes={0: [0], 1: [1]}, groups=(Group("world", (0, 1)),))
-    with pytest.raises(SimulationError, match="stands still"):
+    with pytest.raises(SimulationError, match="the run stalls"):
         run(trace)
 
 
@@ -240,14 +240,14 @@ def test_a_run_without_work_has_no_time():
 @pytest.mark.parametrize(
     ("what_if", "words"),
     [
-        ({"slow_nodes": {99: 0.5}}, "one of the 2 of the run"),
+        ({"slow_nodes": {99: 0.5}}, "one of the 2 nodes of the run"),
         ({"slow_nodes": {0: 0.0}}, "speed above 0"),
         ({"link_scale": {"inter": -1.0}}, "above 0"),
         ({"jitter": 3.0}, "between 0 and 1"),
     ],
 )
 def test_impossible_what_ifs_say_what_would_be_possible(what_if, words):
-    with pytest.raises(SimulationError, match=words):
+    with pytest.raises(WhatIfError, match=words):
         run(data_parallel(16), **what_if)
 
 

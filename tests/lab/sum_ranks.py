@@ -1,4 +1,4 @@
-"""Every rank adds its number plus one to the others', and says what came out and where."""
+"""Sum rank + 1 over all ranks, and print the sum and the host."""
 
 import socket
 

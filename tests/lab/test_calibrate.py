@@ -1,12 +1,12 @@
-"""Calibration on this machine, for real."""
+"""Real calibration of this machine."""
 
 import json
 
 import pytest
-from tests.lab.standing import needs_lab
+from tests.lab.lab_state import needs_lab
 
 from sandtable.errors import LabError
-from sandtable.lab import Plan, calibrate
+from sandtable.lab import LabPlan, calibrate
 from sandtable.lab.calibration import _message_shares
 from sandtable.lab.probes.standard import mm, sign, spec
 
@@ -37,8 +37,8 @@ def test_this_machine_larger_products_take_longer_and_unknown_operators_are_skip
 @needs_lab
 @pytest.mark.slow
 def test_lab_hosts_and_their_links_are_measured() -> None:
-    found = calibrate([mm(128, "float32")], plan=Plan.uniform(2, bandwidth_bytes_per_s=25e6, cores=0.5))
-    assert found.device["share"] == pytest.approx(0.5, rel=0.1)
+    found = calibrate([mm(128, "float32")], plan=LabPlan.uniform(2, bandwidth_bytes_per_s=25e6, cores=0.5))
+    assert found.device.share == pytest.approx(0.5, rel=0.1)
     assert found.links is not None
     assert 0.8 < found.links.message_share <= 1.0
     assert 0.6 < found.links.all_reduce_share <= 1.0

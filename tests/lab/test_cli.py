@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.lab.standing import needs_lab, remains
+from tests.lab.lab_state import lab_remains, needs_lab
 from typer.testing import CliRunner
 
 from sandtable.cli import app
@@ -17,7 +17,7 @@ def test_lab_shows_each_hosts_output_and_traffic_and_leaves_with_the_commands_ex
     assert done.exit_code == 3
     assert "[host1] 10.83.0.1 host0" in done.output
     assert re.search(r"^host0 .* 3$", done.output, re.MULTILINE)
-    assert remains() == []
+    assert lab_remains() == []
 
 
 def test_lab_without_what_it_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

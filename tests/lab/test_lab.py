@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.lab.standing import needs_lab, remains
+from tests.lab.lab_state import lab_remains, needs_lab
 
 from sandtable.errors import LabError
-from sandtable.lab import Host, Lab, Plan, Site
+from sandtable.lab import Lab, LabHost, LabPlan, LabSite
 
 pytestmark = needs_lab
 
@@ -18,7 +18,7 @@ MB = 10**6
 
 
 def seconds_of(lab: Lab, *, sender: int, receiver: int, num_bytes: int) -> float:
-    """How long `num_bytes` take from one host to another over one TCP connection."""
+    """Return how long `num_bytes` take from one host to another over one TCP connection."""
     lines: list[str] = []
     command = [sys.executable, str(TRANSFER), str(sender), str(receiver), str(num_bytes)]
     result = lab.run(command, show=lambda _, line: lines.append(line), timeout_s=30)
@@ -28,17 +28,17 @@ def seconds_of(lab: Lab, *, sender: int, receiver: int, num_bytes: int) -> float
 
 
 def test_transfer_takes_what_the_slower_of_two_unequal_cables_allows() -> None:
-    with Lab(Plan.of_bandwidths([20e6, 20e6, 5e6])) as lab:
+    with Lab(LabPlan.of_bandwidths([20e6, 20e6, 5e6])) as lab:
         assert seconds_of(lab, sender=0, receiver=1, num_bytes=10 * MB) == pytest.approx(0.5, rel=0.2)
         assert seconds_of(lab, sender=0, receiver=2, num_bytes=5 * MB) == pytest.approx(1.0, rel=0.2)
         assert seconds_of(lab, sender=2, receiver=0, num_bytes=5 * MB) == pytest.approx(1.0, rel=0.2)
-    assert remains() == []
+    assert lab_remains() == []
 
 
 def test_sites_share_one_slow_cable_and_hosts_of_one_site_do_not_use_it() -> None:
-    hosts = tuple(Host(name=f"h{i}", bandwidth_bytes_per_s=40e6, site="ab"[i // 2]) for i in range(4))
-    sites = (Site(name="a", bandwidth_bytes_per_s=4e6), Site(name="b", bandwidth_bytes_per_s=4e6))
-    with Lab(Plan(hosts=hosts, sites=sites)) as lab:
+    hosts = tuple(LabHost(name=f"h{i}", bandwidth_bytes_per_s=40e6, site="ab"[i // 2]) for i in range(4))
+    sites = (LabSite(name="a", bandwidth_bytes_per_s=4e6), LabSite(name="b", bandwidth_bytes_per_s=4e6))
+    with Lab(LabPlan(hosts=hosts, sites=sites)) as lab:
         assert seconds_of(lab, sender=0, receiver=1, num_bytes=20 * MB) == pytest.approx(0.5, rel=0.2)
         assert seconds_of(lab, sender=1, receiver=2, num_bytes=4 * MB) == pytest.approx(1.0, rel=0.2)
         before = lab.run(["true"])
@@ -47,7 +47,7 @@ def test_sites_share_one_slow_cable_and_hosts_of_one_site_do_not_use_it() -> Non
 
 def test_counters_count_what_was_sent_and_received() -> None:
     command = [sys.executable, str(TRANSFER), "0", "1", str(3 * MB)]
-    result = Lab(Plan.uniform(2, bandwidth_bytes_per_s=0)).run(command, show=lambda *_: None)
+    result = Lab(LabPlan.uniform(2, bandwidth_bytes_per_s=0)).run(command, show=lambda *_: None)
     sender, receiver = (host.traffic for host in result.hosts)
     # Each packet of at most 1448 bytes carries 66 of headers: 4.6 % more.
     assert 3 * MB < sender.sent_bytes < 3.2 * MB
@@ -59,7 +59,7 @@ def test_counters_count_what_was_sent_and_received() -> None:
 def test_host_with_half_a_core_gets_half_a_core() -> None:
     spin = "import time; s = time.perf_counter()\nwhile time.process_time() < 0.4: pass\nprint(time.perf_counter() - s)"
     found: list[float] = []
-    plan = Plan(hosts=(Host(name="slow", cores=0.5),))
+    plan = LabPlan(hosts=(LabHost(name="slow", cores=0.5),))
     Lab(plan).run([sys.executable, "-c", spin], show=lambda _, line: found.append(float(line)))
     # Starting the interpreter is part of the 0.4 s of processor time, but not of the span.
     assert found[0] == pytest.approx(0.8, rel=0.25)
@@ -68,7 +68,7 @@ def test_host_with_half_a_core_gets_half_a_core() -> None:
 def test_output_comes_by_host_and_the_exit_code_is_the_failing_hosts() -> None:
     lines: list[tuple[str, str]] = []
     code = 'echo "I am $(cat /proc/sys/kernel/hostname)"; echo no newline >&2; exit $NODE_RANK'
-    result = Lab(Plan.uniform(2, bandwidth_bytes_per_s=1e6)).run(
+    result = Lab(LabPlan.uniform(2, bandwidth_bytes_per_s=1e6)).run(
         ["sh", "-c", code], show=lambda host, line: lines.append((host, line))
     )
     assert ("host1", "I am host1") in lines
@@ -78,44 +78,44 @@ def test_output_comes_by_host_and_the_exit_code_is_the_failing_hosts() -> None:
 
 def test_command_that_outlives_its_time_is_ended() -> None:
     start = time.monotonic()
-    result = Lab(Plan.uniform(2, bandwidth_bytes_per_s=1e6)).run(["sleep", "60"], timeout_s=0.5)
+    result = Lab(LabPlan.uniform(2, bandwidth_bytes_per_s=1e6)).run(["sleep", "60"], timeout_s=0.5)
     assert not result.in_time
     assert result.exit_code != 0
     assert time.monotonic() - start < 8
-    assert remains() == []
+    assert lab_remains() == []
 
 
 def test_two_labs_at_once_do_not_meet() -> None:
-    plan = Plan.uniform(2, bandwidth_bytes_per_s=10e6)
+    plan = LabPlan.uniform(2, bandwidth_bytes_per_s=10e6)
     with Lab(plan) as one, Lab(plan) as other:
         assert seconds_of(one, sender=0, receiver=1, num_bytes=MB) > 0
         assert seconds_of(other, sender=1, receiver=0, num_bytes=MB) > 0
-        assert len(remains()) == 6
-    assert remains() == []
+        assert len(lab_remains()) == 6
+    assert lab_remains() == []
 
 
 def test_torchrun_all_reduce_across_four_hosts_gives_the_sum() -> None:
     lines: list[str] = []
     script = Path(__file__).parent / "sum_ranks.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(script)]
-    plan = Plan.uniform(4, bandwidth_bytes_per_s=25e6)
+    plan = LabPlan.uniform(4, bandwidth_bytes_per_s=25e6)
     result = Lab(plan).run(command, show=lambda _, line: lines.append(line), timeout_s=120)
     assert result.exit_code == 0, lines
     assert sum("sum 10.0 of 4 on host" in line for line in lines) == 4, lines
 
 
 def test_hosts_know_each_other_without_asking_so_that_there_may_be_many() -> None:
-    """The kernel's table of learned neighbours is one for all namespaces, and 40 × 39 do not fit into it."""
+    """All namespaces share the kernel's table of learned neighbours, which 40 × 39 entries would overflow."""
     lines: list[str] = []
-    with Lab(Plan.uniform(40, bandwidth_bytes_per_s=0)) as lab:
+    with Lab(LabPlan.uniform(40, bandwidth_bytes_per_s=0)) as lab:
         result = lab.run(["ip", "neigh", "show"], show=lambda _, line: lines.append(line), timeout_s=60)
     assert result.exit_code == 0
     assert sum("PERMANENT" in line for line in lines) == 40 * 39
-    assert remains() == []
+    assert lab_remains() == []
 
 
 def test_cable_that_is_out_carries_nothing_until_it_is_put_back() -> None:
-    with Lab(Plan.uniform(2, bandwidth_bytes_per_s=20e6)) as lab:
+    with Lab(LabPlan.uniform(2, bandwidth_bytes_per_s=20e6)) as lab:
         started = time.perf_counter()
         cutter = threading.Thread(target=_cut_for, args=[lab, 2.0])
         cutter.start()

@@ -1,4 +1,4 @@
-"""Recorded operators are made real again: the call is the same operator, on tensors of the recorded shapes."""
+"""Recorded operators are called again, on tensors of the recorded shapes."""
 
 import json
 from typing import Any

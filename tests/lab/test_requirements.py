@@ -1,4 +1,4 @@
-"""A machine on which no lab can be built is told so in one line."""
+"""Where no lab can be built, one line gives the reason."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sandtable.errors import LabError
-from sandtable.lab import Lab, Plan
+from sandtable.lab import Lab, LabPlan
 
-PLAN = Plan.uniform(2, bandwidth_bytes_per_s=1e6)
+PLAN = LabPlan.uniform(2, bandwidth_bytes_per_s=1e6)
 
 
 def message_of_starting() -> str:
@@ -21,7 +21,7 @@ def message_of_starting() -> str:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path on which all the lab needs can be found, and nothing else."""
+    """Set a path with everything the lab requires, and nothing else."""
     for name in ("ip", "tc", "unshare", "setpriv"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

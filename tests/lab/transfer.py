@@ -1,4 +1,4 @@
-"""Send so many bytes from one host of a lab to another over TCP, and print how long it took: the receiver's clock.
+"""Send a number of bytes from one host of a lab to another over TCP, and print how long it took: the receiver's clock.
 
 python transfer.py SENDER RECEIVER BYTES, run on every host.
 """

@@ -1,7 +1,7 @@
 """A program for the lab's hosts: what each method sends, by its formula and by the kernel's counters.
 
 python lab_bytes.py OUT: one line of JSON for each combination is written to OUT by the first rank, [what, formula,
-counted], in bytes a step of the mean rank.
+counted], in bytes per step of the mean rank.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sandtable.methods import (
+from sandtable.methods.data import (
     QSGD,
     AllReduce,
     Compression,
@@ -69,7 +69,7 @@ def main(out: Path) -> None:
 
 
 def measure(exchange: Exchange, compression: Compression, **settings: Any) -> tuple[str, float, float]:
-    """Formula and count, of a model of one matrix of 1024 x 1024."""
+    """Return formula and count for a model of one 1024 x 1024 matrix."""
     torch.manual_seed(dist.get_rank())
     model = nn.Linear(_WIDTH, _WIDTH, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -93,14 +93,14 @@ def step(model: nn.Module, parallel: DataParallel) -> None:
 
 
 def payload() -> int:
-    """What this host's cable has carried out, without headers and what TCP sent a second time."""
+    """Return the bytes that left through this host's cable, without headers and retransmissions."""
     counters = Path("/sys/class/net/eth0/statistics")
     sent, packets = (int((counters / name).read_text()) for name in ("tx_bytes", "tx_packets"))
     return sent - packets * _TCP_HEADERS - segments_sent_again() * _SEGMENT
 
 
 def segments_sent_again() -> int:
-    """By this host's own kernel counters: on a busy machine TCP takes late answers for losses."""
+    """Count retransmissions by this host's kernel: on a busy machine TCP takes late answers for losses."""
     names, values = (
         line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
     )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sandtable.methods.compression import Codec, Compression
+from sandtable.methods.data import Codec, Compression
 
 __all__ = ["LargestHalf"]
 

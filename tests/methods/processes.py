@@ -1,7 +1,7 @@
 """Real ranks for tests: `run(4, function, argument)` calls the function in four processes joined by gloo.
 
 The function is called as `function(*args)` in each of them, with the default process group ready; it must stand at the
-top of a module, and what it returns must pickle. Ranks are forked (see `tests.forking`), so a world starts in a
+top level of a module, and what it returns must pickle. Ranks are forked (see `tests.forking`), so a world starts in a
 fraction of a second. A rank that raises ends the world, and its traceback is in the error of the test.
 """
 
@@ -31,7 +31,7 @@ class RankError(AssertionError):
 
 
 def run(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `function(*args)` returned on each of `world` ranks, in their order."""
+    """Return what `function(*args)` returned on each of `world` ranks, in rank order."""
     server = context()
     processes: list[BaseProcess] = []
     readers: list[Connection] = []
@@ -78,7 +78,7 @@ def _receive(rank: int, reader: Connection) -> Any:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Ranks that have answered have left by themselves; the others are killed."""
+    """Kill the ranks that have not answered; the others have ended by themselves."""
     for process in processes:
         if process.exitcode is None:
             process.kill()

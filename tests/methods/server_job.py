@@ -28,7 +28,7 @@ class Process:
         self._reader = reader
 
     def result(self, timeout_s: float = _TIMEOUT_S) -> Any:
-        """What its function returned; its exception, as text, is raised as an AssertionError."""
+        """Return what its function returned; raise its exception, as text, as an AssertionError."""
         assert self._reader.poll(timeout_s), f"{self._process.name} did not finish within {timeout_s} s"
         succeeded, value = pickle.loads(self._reader.recv_bytes())
         self._process.join(5)
@@ -36,7 +36,7 @@ class Process:
         return value
 
     def error(self, timeout_s: float = _TIMEOUT_S) -> str:
-        """The traceback of a process that must fail."""
+        """Return the traceback of a process that must fail."""
         assert self._reader.poll(timeout_s), f"{self._process.name} did not finish within {timeout_s} s"
         succeeded, value = pickle.loads(self._reader.recv_bytes())
         self._process.join(5)
@@ -79,14 +79,14 @@ class Job:
         return self._processes[-1]
 
     def wait_for(self, key: str, value: int, timeout_s: float = 20.0) -> None:
-        """Until some process has counted `key` up to `value` with `store.add(key, 1)`."""
+        """Wait until processes have counted `key` up to `value` with `store.add(key, 1)`."""
         deadline = time.monotonic() + timeout_s
         while self.store.add(key, 0) < value:
             assert time.monotonic() < deadline, f"{key} is {self.store.add(key, 0)}, not {value}, after {timeout_s} s"
             time.sleep(0.02)
 
     def end(self) -> list[str]:
-        """Kill what is left; the names of what should have ended by itself."""
+        """Kill what is left, and return the names of what should have ended by itself."""
         left = [process._process.name for process in self._processes if process.is_alive]
         for process in self._processes:
             process.end()
@@ -95,7 +95,7 @@ class Job:
 
 @contextmanager
 def job() -> Iterator[Job]:
-    """A job that must leave no process behind."""
+    """Run a job that must leave no process behind."""
     made = Job()
     try:
         yield made

@@ -10,8 +10,16 @@ from tests.methods.server_job import store_at
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
-from sandtable.methods import Checkpoints, ParameterServer, ServerClient, ServerReport, serve
-from sandtable.methods.server import ServerCounters
+from sandtable.methods.server import (
+    Checkpoints,
+    ParameterServer,
+    Role,
+    ServerClient,
+    ServerCounters,
+    ServerReport,
+    ServerSync,
+    serve,
+)
 
 NUM_SAMPLES, NUM_INPUTS = 32, 6
 TIMEOUT_S = 20.0
@@ -69,7 +77,7 @@ def run_server(
     shard: int,
     exchange: ParameterServer,
     workers: int,
-    sync: object,
+    sync: ServerSync,
     optimizer: Any = make_sgd,
     checkpoints: tuple[Path, int] | None = None,
     compression: Any = None,
@@ -82,8 +90,7 @@ def run_server(
         compression=compression,
         checkpoints=None if checkpoints is None else Checkpoints(directory=checkpoints[0], every=checkpoints[1]),
         store=store_at(port),
-        shard=shard,
-        workers=workers,
+        role=Role(shard=shard, num_workers=workers),
     )
 
 
@@ -92,13 +99,13 @@ def run_worker(
     worker: int,
     exchange: ParameterServer,
     num_workers: int,
-    sync: object,
+    sync: ServerSync,
     steps: int,
     pause_s: float = 0.0,
     compression: Any = None,
     hold: tuple[int, str, int] | None = None,
 ) -> dict[str, Any]:
-    """Train for `steps` and count them in the store as `steps-<worker>`; weights, losses and counters at the end.
+    """Train for `steps`, counted in the store as `steps-<worker>`; return weights, losses and counters.
 
     With `hold` = (step, key, value) it stands still before that step until `key` of the store has reached `value`.
     """
@@ -133,7 +140,7 @@ def run_worker(
     }
 
 
-def run_scheduled_worker(port: int, exchange: ParameterServer, sync: object, steps: int) -> Tensor:
+def run_scheduled_worker(port: int, exchange: ParameterServer, sync: ServerSync, steps: int) -> Tensor:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
@@ -146,7 +153,7 @@ def run_scheduled_worker(port: int, exchange: ParameterServer, sync: object, ste
 
 
 def run_downpour_worker(
-    port: int, worker: int, exchange: ParameterServer, sync: object, steps: int
+    port: int, worker: int, exchange: ParameterServer, sync: ServerSync, steps: int
 ) -> tuple[Tensor, ServerCounters]:
     model = make_model()
     parameters = list(model.parameters())
@@ -194,12 +201,14 @@ def odd_loss(model: nn.Module, worker: int, num_workers: int) -> Tensor:
     return answer
 
 
-def run_odd_server(port: int, shard: int, exchange: ParameterServer, sync: object) -> ServerReport:
+def run_odd_server(port: int, shard: int, exchange: ParameterServer, sync: ServerSync) -> ServerReport:
     store = store_at(port)
-    return serve(make_odd_model(), make_adam, exchange=exchange, sync=sync, store=store, shard=shard, workers=2)
+    return serve(
+        make_odd_model(), make_adam, exchange=exchange, sync=sync, store=store, role=Role(shard=shard, num_workers=2)
+    )
 
 
-def run_odd_worker(port: int, worker: int, exchange: ParameterServer, sync: object, steps: int) -> list[Tensor]:
+def run_odd_worker(port: int, worker: int, exchange: ParameterServer, sync: ServerSync, steps: int) -> list[Tensor]:
     model = make_odd_model()
     with ServerClient(model, sync=sync, exchange=exchange, store=store_at(port), worker=worker) as client:
         for _ in range(steps):
@@ -233,14 +242,14 @@ class HalfCodecForTest:
         assert not state
 
 
-def run_cut_off_worker(port: int, exchange: ParameterServer, sync: object) -> ServerCounters:
-    """Train three steps, lose all connections, and come back when the other worker has gone on without it."""
+def run_cut_off_worker(port: int, exchange: ParameterServer, sync: ServerSync) -> ServerCounters:
+    """Train three steps, lose all connections, and come back when the other worker has continued alone."""
     store, model = store_at(port), make_model()
     with ServerClient(model, sync=sync, exchange=exchange, store=store, worker=1) as client:
         for step in range(6):
             loss_of(model, 1, 2).backward()
             if step == 3:
-                for link in client._lines.links:
+                for link in client._pool.connections:
                     link._drop()
                 wait_until(store, "steps-0", 15)
                 store.add("back", 1)

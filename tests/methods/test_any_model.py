@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import (
+from sandtable.methods.data import (
     QSGD,
     AllReduce,
     BulkSynchronous,
@@ -21,9 +21,9 @@ from sandtable.methods import (
     Gossip,
     Hierarchical,
     LocalSGD,
-    ParameterServer,
     TopK,
 )
+from sandtable.methods.server import ParameterServer
 
 
 class _Branches(nn.Module):
@@ -152,7 +152,7 @@ def _pictures(step: int, rank: int) -> Tensor:
 
 
 def _used_by_turns(compression: Compression, **settings: Any) -> dict[str, Tensor]:
-    """How far the weights are from the sum of all gradients, after many steps that use the other branch."""
+    """Return how far the weights are from the sum of all gradients, after many steps that use the other branch."""
     model = nn.ModuleDict({"early": nn.Linear(8, 1, bias=False), "late": nn.Linear(8, 1, bias=False)})
     for parameter in model.parameters():
         nn.init.zeros_(parameter)

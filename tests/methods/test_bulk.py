@@ -8,7 +8,7 @@ from tests.methods.processes import run
 from tests.methods.training import flat_weights, train, train_alone
 from torch import nn
 
-from sandtable.methods import AllReduce
+from sandtable.methods.data import AllReduce
 
 _ELEMENTS = 6 * 16 + 16 + 16 * 8 + 8 + 8 * 3 + 3
 

@@ -12,8 +12,8 @@ from tests.methods.training import flat_weights, make_model, step_through
 from torch import nn
 
 from sandtable.errors import MethodError
-from sandtable.methods import DataParallel, Gossip, LocalSGD, ParameterServer, TopK
-from sandtable.methods.checkpoint import ReplicaCheckpoints
+from sandtable.methods.data import DataParallel, Gossip, LocalSGD, ReplicaCheckpoints, TopK
+from sandtable.methods.server import ParameterServer
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "gossip": {"sync": LocalSGD(2), "exchange": Gossip(), "compression": TopK(0.1)},
@@ -74,7 +74,9 @@ def _load(directory: Path) -> str:
 
 def test_another_number_of_ranks_is_refused(tmp_path):
     run(2, _save, tmp_path)
-    assert all("must be of as many ranks as there are now (3)" in message for message in run(3, _load, tmp_path))
+    assert all(
+        "must hold the state of as many ranks as there are now (3)" in message for message in run(3, _load, tmp_path)
+    )
 
 
 def test_no_checkpoint_at_all_cannot_be_kept(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sandtable.errors import MethodError
-from sandtable.methods.compression import (
+from sandtable.methods.data import (
     QSGD,
     Codec,
     Compression,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sandtable.errors import MethodError
-from sandtable.methods.compression import PowerSGD
+from sandtable.methods.data import PowerSGD
 
 SHAPES = [torch.Size(shape) for shape in ((40, 30), (7,), (16, 3, 3, 3), (2, 2), (), (0, 5))]
 
@@ -24,7 +24,7 @@ class Meeting:
         self.num_bytes = 0
 
     def reduce(self, gradients: list[list[Tensor]]) -> None:
-        """Call 0 of all workers, then call 1: what earlier calls gave is kept and played back."""
+        """Run call 0 of all workers, then call 1, replaying what earlier calls returned."""
         results: list[Tensor] = []
         for call in range(3):
             handed: list[Tensor] = []

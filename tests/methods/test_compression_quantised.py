@@ -7,7 +7,7 @@ import torch
 from tests.methods.test_compression import decoded, vector_of
 
 from sandtable.errors import MethodError
-from sandtable.methods.compression import QSGD, Half, Sign
+from sandtable.methods.data import QSGD, Half, Sign
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.methods.test_compression import decoded, vector_of
 
 from sandtable.errors import MethodError
-from sandtable.methods.compression import MomentumCorrection, RandomK, Threshold, TopK
-from sandtable.methods.compression.packing import places_bytes, read_places, write_places
-from sandtable.methods.compression.values import values_of
+from sandtable.methods.data import MomentumCorrection, RandomK, Threshold, TopK
+from sandtable.methods.data.compression.packing import places_bytes, read_places, write_places
+from sandtable.methods.data.compression.values import values_of
 
 
 @settings(max_examples=200, deadline=None)

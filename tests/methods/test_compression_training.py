@@ -5,17 +5,8 @@ import torch
 from tests.methods.test_compression import vector_of
 
 from sandtable.errors import BuildError
-from sandtable.methods.compression import (
-    QSGD,
-    Compression,
-    Half,
-    MomentumCorrection,
-    RandomK,
-    Sign,
-    Threshold,
-    TopK,
-    kernels,
-)
+from sandtable.methods.data import QSGD, Compression, Half, MomentumCorrection, RandomK, Sign, Threshold, TopK
+from sandtable.methods.data.compression import kernels
 
 
 @pytest.mark.parametrize(

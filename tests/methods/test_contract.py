@@ -1,4 +1,4 @@
-"""What every legal combination of sync, exchange and compression must do, and what becomes of the others."""
+"""What every legal combination of sync, exchange and compression must do, and that others are refused."""
 
 import copy
 import itertools
@@ -11,7 +11,7 @@ from tests.methods.training import flat_weights, make_model, step_through
 from torch import nn
 
 from sandtable.errors import MethodError
-from sandtable.methods import (
+from sandtable.methods.data import (
     QSGD,
     AllReduce,
     BulkSynchronous,
@@ -31,8 +31,8 @@ from sandtable.methods import (
     Sync,
     Threshold,
     TopK,
+    check_combination,
 )
-from sandtable.methods.rules import check_combination
 
 _WORLD = 4
 _SYNCS: tuple[Sync, ...] = (
@@ -133,7 +133,7 @@ def test_every_legal_combination_keeps_the_contract(name, compression):
 
 
 def _is_whole_round(sync: Sync) -> bool:
-    """Whether four steps have as many exchanges as the formula's average says: partners rotate over two turns."""
+    """Return whether four steps have the formula's average of exchanges: partners rotate over two turns."""
     return not isinstance(sync, PostLocalSGD) and not (isinstance(sync, LocalSGD) and sync.parts > 1)
 
 

@@ -11,12 +11,21 @@ from tests.methods.processes import run
 from torch import Tensor, nn
 
 from sandtable.errors import MethodError
-from sandtable.methods import DataParallel, Exchange, Gossip, Hierarchical, LocalSGD, NoCompression, RandomK
-from sandtable.methods.compression import Codec, Compression
-from sandtable.methods.exchange import Line
-from sandtable.methods.exchange.partners import RotatingPartners
-from sandtable.methods.flat import Vector
-from sandtable.methods.wire import Wire
+from sandtable.methods.data import (
+    Codec,
+    Compression,
+    DataParallel,
+    Exchange,
+    Gossip,
+    Hierarchical,
+    LocalSGD,
+    NoCompression,
+    RandomK,
+    VectorSpec,
+)
+from sandtable.methods.data.exchange.partners import RotatingPartners
+from sandtable.methods.transport.vectors import Vector
+from sandtable.methods.transport.wire import Wire
 
 _WORLD = 4
 _LENGTH = 50
@@ -30,11 +39,11 @@ def _start(rank: int) -> Tensor:
 
 
 def _mix_often(exchange: Exchange, compression: Compression, num_turns: int, *, weights: bool) -> dict[str, Any]:
-    """The vector after every turn, and what was sent."""
+    """Return the vector after every turn, and what was sent."""
     wire = Wire()
     vector = Vector([torch.zeros(_LENGTH)])
-    line = Line.of(vector, compression, seed=0)
-    mixer = exchange.weight_mixer(wire, line) if weights else exchange.mixer(wire, line)
+    spec = VectorSpec.of(vector, compression, seed=0)
+    mixer = exchange.weight_mixer(wire, spec) if weights else exchange.mixer(wire, spec)
     mixer.begin(vector)
     vector.data.copy_(_start(wire.rank))
     history = [vector.data.clone()]
@@ -61,7 +70,7 @@ def ranks() -> list[dict[str, Any]]:
 
 
 def _history(ranks: list[dict[str, Any]], name: str) -> Tensor:
-    """Turn × rank × component."""
+    """Return turn × rank × component."""
     return torch.stack([found[name]["history"] for found in ranks], dim=1).double()
 
 
@@ -133,9 +142,9 @@ class _Overshooting(LargestHalf):
 
 
 def _overshoot() -> str:
-    line = Line.of(Vector([torch.zeros(_LENGTH)]), _Overshooting(), seed=0)
+    spec = VectorSpec.of(Vector([torch.zeros(_LENGTH)]), _Overshooting(), seed=0)
     try:
-        Gossip().weight_mixer(Wire(), line)
+        Gossip().weight_mixer(Wire(), spec)
     except MethodError as error:
         return str(error)
     return "nothing"
@@ -146,7 +155,7 @@ def test_a_compression_that_overshoots_is_refused_for_weights():
 
 
 def _refuse_on_every_rank() -> str:
-    """Only the first rank of a node makes the outer mixer, but all must hear of what it cannot carry."""
+    """Refuse on all ranks what the outer mixer cannot carry, though only first ranks make it."""
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exchange = Hierarchical(nodes=1, outer=Gossip())

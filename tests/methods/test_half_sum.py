@@ -1,4 +1,4 @@
-"""All-reduce in 16 bits: everybody has nearly the mean, what rounding took away waits, half of the bytes are sent."""
+"""All-reduce in 16 bits: nearly the mean on every rank, rounding errors wait in the residual, half of the bytes."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 from tests.methods.processes import run
 
-from sandtable.methods import AllReduce, Half
-from sandtable.methods.exchange import Line
-from sandtable.methods.flat import Vector
-from sandtable.methods.wire import Wire
+from sandtable.methods.data import AllReduce, Half, VectorSpec
+from sandtable.methods.transport.vectors import Vector
+from sandtable.methods.transport.wire import Wire
 
 _ELEMENTS = 1003
 _TURNS = 50
@@ -27,14 +26,14 @@ def _mix(compression: Half, algorithm: str) -> dict[str, Any]:
     wire = Wire()
     parameter = torch.zeros(_ELEMENTS, requires_grad=True)
     vector = Vector([parameter], flags=True)
-    line = Line.of(vector, compression, seed=0)
+    spec = VectorSpec.of(vector, compression, seed=0)
     exchange = AllReduce(algorithm)
-    mixer = exchange.mixer(wire, line)
+    mixer = exchange.mixer(wire, spec)
     total = torch.zeros(_ELEMENTS, dtype=torch.float64)
     results = []
     for turn in range(_TURNS):
         if turn == _TURNS - 1:
-            other = exchange.mixer(wire, line)
+            other = exchange.mixer(wire, spec)
             other.load_state_dict(mixer.state_dict())
             again = Vector([parameter], flags=True)
             again.data.copy_(_drawn(wire.rank, turn))
@@ -51,7 +50,7 @@ def _mix(compression: Half, algorithm: str) -> dict[str, Any]:
         "flags": vector.flags.clone(),
         "sent_bytes": wire.counters.sent_bytes / (_TURNS + 1),
         "messages": wire.counters.messages / (_TURNS + 1),
-        "cost": exchange.cost(_WORLD, line),
+        "cost": exchange.cost(_WORLD, spec),
     }
 
 

@@ -13,7 +13,7 @@ from tests.methods.training import batches, flat_weights, make_model, sgd, step_
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import (
+from sandtable.methods.data import (
     AllReduce,
     BulkSynchronous,
     DiLoCo,
@@ -125,7 +125,7 @@ def test_impossible_settings_are_refused_where_they_are_made(make, rule):
 
 
 def _by_hand(period: int, num_steps: int, order: str) -> list[torch.Tensor]:
-    """Algorithm 1 with plain loops, in one process."""
+    """Run algorithm 1 with plain loops, in one process."""
     models = [make_model(), make_model()]
     for step, ranks in enumerate(batches(num_steps, 2), start=1):
         gradients = []
@@ -198,7 +198,7 @@ def test_weights_that_go_beside_the_passes_end_as_those_that_wait():
 
 
 def _interrupted() -> dict[str, Any]:
-    """Between the forward pass and the step: a checkpoint, and a synchronisation."""
+    """Save a checkpoint and synchronise between the forward pass and the step."""
     found: dict[str, Any] = {"under way": []}
     for overlap in (True, False):
         model, parallel = train(2, sync=LocalSGD(1, average="before"), overlap=overlap)

@@ -1,4 +1,4 @@
-"""Loops as they are: clipping, unfreezing, evaluating on one rank, and optimizers that want more than gradients."""
+"""Loops as they are: clipping, unfreezing, evaluating on one rank, and optimizers that need more than gradients."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import DataParallel, LocalSGD
+from sandtable.methods.data import DataParallel, LocalSGD
 
 _BUCKETS: dict[str, Any] = {"bucket_bytes": 300}
 

@@ -1,4 +1,4 @@
-"""What is measured always: steps, times, bytes, disagreement; and what is not."""
+"""What every run measures: steps, times, bytes, disagreement; and what is left out."""
 
 import json
 import time
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests.methods.processes import run
 from tests.methods.training import make_model, sgd, step_through
 
-from sandtable.methods import BulkSynchronous, DataParallel, Gossip, LocalSGD
+from sandtable.methods.data import BulkSynchronous, DataParallel, Gossip, LocalSGD
 
 _VECTOR_BYTES = 4 * 275
 

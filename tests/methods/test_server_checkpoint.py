@@ -1,4 +1,4 @@
-"""A shard on the disk is always one whole checkpoint."""
+"""A shard on disk is always one complete checkpoint."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""DataParallel with a parameter server: shards beside the workers, and the same loop as ever."""
+"""DataParallel with a parameter server: shards beside the workers, and the same loop as always."""
 
 import itertools
 import warnings
@@ -12,20 +12,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import (
+from sandtable.methods.data import (
     QSGD,
     AllReduce,
-    Asynchronous,
     BulkSynchronous,
     DataParallel,
     Gossip,
     LocalSGD,
-    ParameterServer,
     PowerSGD,
-    StaleSynchronous,
     TopK,
+    check_combination,
 )
-from sandtable.methods.rules import check_combination
+from sandtable.methods.server import Asynchronous, ParameterServer, StaleSynchronous
 
 _WORLD = 3
 
@@ -63,7 +61,7 @@ def test_bulk_equals_one_process_on_the_joined_batch(shards):
 
 
 def _scheduled() -> tuple[torch.Tensor, list[str]]:
-    """A rate that goes down and comes back to exactly what it was."""
+    """Train with a rate that falls and returns to exactly its first value."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parallel = DataParallel(model, optimizer, exchange=ParameterServer(timeout_s=30))
@@ -101,7 +99,7 @@ def _measured(sync: Any, compression: Any) -> dict[str, Any]:
 
 
 def _loss(model: nn.Module) -> float:
-    """On all that the workers have seen."""
+    """Compute the loss on everything the workers have seen."""
     inputs, targets = (torch.cat(parts) for parts in zip(*itertools.chain(*batches(40, _WORLD)), strict=True))
     return F.cross_entropy(model(inputs), targets).item()
 
@@ -156,7 +154,7 @@ def test_resume_equals_no_interruption(compression):
         (StaleSynchronous(2), Gossip(), TopK(0.1), "try exchange=ParameterServer"),
         (LocalSGD(4), ParameterServer(), TopK(0.1), "sync must be"),
         (BulkSynchronous(), ParameterServer(), PowerSGD(2), "try TopK"),
-        (BulkSynchronous(), ParameterServer(shards=3), TopK(0.1), "take fewer"),
+        (BulkSynchronous(), ParameterServer(shards=3), TopK(0.1), "use fewer"),
         (BulkSynchronous(), ParameterServer(servers=(7,)), TopK(0.1), "ranks of the group"),
     ],
 )

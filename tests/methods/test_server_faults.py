@@ -17,7 +17,8 @@ from tests.methods.server_tasks import (
     weights_of,
 )
 
-from sandtable.methods import Asynchronous, BulkSynchronous, StaleSynchronous
+from sandtable.methods.data import BulkSynchronous
+from sandtable.methods.server import Asynchronous, StaleSynchronous
 
 
 @pytest.mark.parametrize("sync", [BulkSynchronous(), StaleSynchronous(bound=1), Asynchronous()])
@@ -141,7 +142,7 @@ def test_a_server_that_never_comes_back_is_named_within_the_timeout():
         error = worker.error()
         assert time.monotonic() - killed_at < 2 * 3.0 + 1
         # The other server is left without workers, and says so.
-        assert "was without any for 3 s" in servers[0].error()
+        assert "had none for 3 s" in servers[0].error()
     assert "MethodError: the server of shard 1 (127.0.0.1:" in error
     assert "must answer worker 0 within 3 s" in error
 
@@ -156,7 +157,7 @@ def test_a_server_that_was_never_started_is_named():
 
 
 def test_a_stopped_server_is_named():
-    """A process that is alive but does not answer: connections stay open, so only the clock can tell."""
+    """Stop a process without ending it: connections stay open, so only a timeout detects it."""
     exchange, sync = settings(1, timeout_s=3.0), Asynchronous()
     with job() as running:
         server = running.start(run_server, 0, exchange, 1, sync)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sandtable.errors import MethodError
-from sandtable.methods.server.plan import Plan
+from sandtable.methods.server import ShardPlan
 
 
 def model_of(sizes, dtype=torch.float32):
@@ -23,13 +23,13 @@ def test_every_element_is_on_one_shard_and_shards_are_balanced(sizes, num_shards
     total = sum(sizes)
     if total < num_shards:
         return
-    plan = Plan.make(model_of(sizes), num_shards=num_shards)
+    plan = ShardPlan.make(model_of(sizes), num_shards=num_shards)
     seen = [
-        (piece.name, element)
+        (parameter_slice.name, element)
         for parts in plan.shards
         for part in parts
-        for piece in part.pieces
-        for element in (piece.start, piece.stop)
+        for parameter_slice in part.slices
+        for element in (parameter_slice.start, parameter_slice.stop)
     ]
     borders = [part.stop for parts in plan.shards for part in parts]
     assert borders[-1] == total
@@ -37,38 +37,44 @@ def test_every_element_is_on_one_shard_and_shards_are_balanced(sizes, num_shards
     assert len({name for name, _ in seen}) == len(sizes)
     for parts in plan.shards:
         held = sum(part.num_bytes for part in parts)
-        assert sum(piece.stop - piece.start for part in parts for piece in part.pieces) * 4 == held
+        assert (
+            sum(parameter_slice.stop - parameter_slice.start for part in parts for parameter_slice in part.slices) * 4
+            == held
+        )
         assert abs(held - total * 4 / num_shards) <= 4 * (2 * total / num_shards / 64 + 1)
-    whole = [piece for parts in plan.shards for part in parts for piece in part.pieces]
+    whole = [parameter_slice for parts in plan.shards for part in parts for parameter_slice in part.slices]
     assert len(whole) <= len(sizes) + num_shards - 1
 
 
 def test_a_mark_near_a_border_cuts_nothing():
-    plan = Plan.make(model_of([1000, 10, 1000]), num_shards=2)
-    assert [[piece.name for part in parts for piece in part.pieces] for parts in plan.shards] == [["p0"], ["p1", "p2"]]
+    plan = ShardPlan.make(model_of([1000, 10, 1000]), num_shards=2)
+    assert [[parameter_slice.name for part in parts for parameter_slice in part.slices] for parts in plan.shards] == [
+        ["p0"],
+        ["p1", "p2"],
+    ]
 
 
 def test_a_large_parameter_is_cut_into_one_dimensional_pieces():
     model = nn.Linear(100, 10, bias=False)
-    plan = Plan.make(model, num_shards=2)
-    assert [part.pieces[0].shape for (part,) in plan.shards] == [(500,), (500,)]
+    plan = ShardPlan.make(model, num_shards=2)
+    assert [part.slices[0].shape for (part,) in plan.shards] == [(500,), (500,)]
 
 
 def test_without_cutting_parameters_keep_their_shape():
     model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 9))
-    plan = Plan.make(model, num_shards=2, cut=False)
-    shapes = [piece.shape for parts in plan.shards for part in parts for piece in part.pieces]
+    plan = ShardPlan.make(model, num_shards=2, cut=False)
+    shapes = [parameter_slice.shape for parts in plan.shards for part in parts for parameter_slice in part.slices]
     assert shapes == [(10, 10), (10,), (9, 10), (9,)]
 
 
 def test_without_cutting_a_shard_may_not_be_empty():
-    with pytest.raises(MethodError, match=r"shard \d of 3 would be empty .* take fewer shards or allow cutting"):
-        Plan.make(model_of([1000, 10]), num_shards=3, cut=False)
+    with pytest.raises(MethodError, match=r"shard \d of 3 would be empty .* use fewer shards or allow cutting"):
+        ShardPlan.make(model_of([1000, 10]), num_shards=3, cut=False)
 
 
 def test_each_dtype_is_shared_out():
     model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10).double(), nn.Linear(10, 10).bfloat16())
-    plan = Plan.make(model, num_shards=2)
+    plan = ShardPlan.make(model, num_shards=2)
     assert [[part.dtype for part in parts] for parts in plan.shards] == [
         [torch.float64, torch.float32, torch.bfloat16]
     ] * 2
@@ -76,15 +82,18 @@ def test_each_dtype_is_shared_out():
 
 def test_more_shards_than_elements_are_refused():
     with pytest.raises(MethodError, match=r"shards \(4\) must not exceed the model's trainable elements \(3\)"):
-        Plan.make(model_of([3]), num_shards=4)
+        ShardPlan.make(model_of([3]), num_shards=4)
 
 
 def test_plans_of_different_models_have_different_digests():
     digests = {
-        Plan.make(model_of(sizes, dtype), num_shards=shards).digest
+        ShardPlan.make(model_of(sizes, dtype), num_shards=shards).digest
         for sizes in ([10, 20], [20, 10])
         for dtype in (torch.float32, torch.float64)
         for shards in (1, 2)
     }
     assert len(digests) == 8
-    assert Plan.make(model_of([10, 20]), num_shards=2).digest == Plan.make(model_of([10, 20]), num_shards=2).digest
+    assert (
+        ShardPlan.make(model_of([10, 20]), num_shards=2).digest
+        == ShardPlan.make(model_of([10, 20]), num_shards=2).digest
+    )

@@ -1,4 +1,4 @@
-"""Whatever arrives on a server's socket, the server goes on; what is not right is refused with the reason."""
+"""Whatever arrives on its socket, a server continues; it refuses what is malformed, with the reason."""
 
 import json
 import pickle
@@ -10,17 +10,16 @@ import pytest
 from tests.methods.server_job import job
 from tests.methods.server_tasks import make_model, run_server, run_worker, settings
 
-from sandtable.methods import Asynchronous, BulkSynchronous
-from sandtable.methods.server.message import Channel, Kind, MalformedError
-from sandtable.methods.server.plan import Plan
-from sandtable.methods.server.service import Identity
+from sandtable.methods.data import BulkSynchronous
+from sandtable.methods.server import Asynchronous, ShardPlan
+from sandtable.methods.server.message import Channel, Identity, MalformedError, MessageKind
 
 SYNC = Asynchronous()
 
 
 @pytest.fixture
 def server():
-    """A running job with one server; a worker trains with it afterwards, to see that it still can."""
+    """Run a job with one server; a worker trains with it afterwards, to check that it still works."""
     with job() as running:
         process = running.start(run_server, 0, settings(1), 1, SYNC)
         yield running
@@ -46,13 +45,15 @@ def head(kind=1, header=0, payload=0, magic=b"SAND"):
 
 def hello(**changes):
     model = make_model()
-    identity = Identity(shard=0, digest=Plan.make(model, num_shards=1).digest, sync=repr(SYNC), compression=repr(None))
+    identity = Identity(
+        shard=0, digest=ShardPlan.make(model, num_shards=1).digest, sync=repr(SYNC), compression=repr(None)
+    )
     return {**identity.to_fields(), "worker": 7, "session": "s", **changes}
 
 
 def refusal(channel):
     message = channel.receive(wait_s=10)
-    assert message.kind is Kind.REFUSAL
+    assert message.kind is MessageKind.REFUSAL
     return message.fields["reason"]
 
 
@@ -89,7 +90,7 @@ def test_a_malformed_message_is_refused(server, raw, reason):
 )
 def test_a_worker_with_another_model_or_setting_is_refused(server, changes, reason):
     channel = channel_to(server)
-    channel.send(Kind.HELLO, hello(**changes))
+    channel.send(MessageKind.HELLO, hello(**changes))
     assert_matches(refusal(channel), reason)
     channel.close()
 
@@ -112,11 +113,11 @@ def test_a_worker_with_another_model_or_setting_is_refused(server, changes, reas
 )
 def test_a_malformed_push_changes_nothing(server, fields, payload, reason):
     channel = channel_to(server)
-    channel.send(Kind.HELLO, hello())
+    channel.send(MessageKind.HELLO, hello())
     answer = channel.receive(wait_s=10)
     assert answer is not None
-    assert answer.kind is Kind.ANSWER
-    channel.send(Kind.PUSH, fields, [memoryview(payload)])
+    assert answer.kind is MessageKind.ANSWER
+    channel.send(MessageKind.PUSH, fields, [memoryview(payload)])
     assert_matches(refusal(channel), reason)
     channel.close()
 
@@ -134,13 +135,13 @@ def test_messages_survive_the_way():
     sender, receiver = (Channel(end, limit_bytes=1 << 20, stall_s=5) for end in (left, right))
     for size in (0, 1, 70_000):
         payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
-        sender.send(Kind.PUSH, {"clock": size}, [memoryview(payload[:10]), memoryview(payload[10:])])
+        sender.send(MessageKind.PUSH, {"clock": size}, [memoryview(payload[:10]), memoryview(payload[10:])])
         message = receiver.receive(wait_s=5)
         assert message is not None
-        assert (message.kind, message.fields, bytes(message.payload)) == (Kind.PUSH, {"clock": size}, payload)
+        assert (message.kind, message.fields, bytes(message.payload)) == (MessageKind.PUSH, {"clock": size}, payload)
     assert sender.sent_bytes == receiver.received_bytes
     target = memoryview(bytearray(3))
-    sender.send(Kind.ANSWER, {}, [memoryview(b"abc")])
+    sender.send(MessageKind.ANSWER, {}, [memoryview(b"abc")])
     assert receiver.receive(wait_s=5, into=target) is not None
     assert bytes(target) == b"abc"
     sender.close()

@@ -1,4 +1,4 @@
-"""Connections that break, come back, are replaced: what a server remembers of a worker."""
+"""Connections that break, come back or are replaced: what a server remembers of a worker."""
 
 import pytest
 from tests.methods.server_job import job
@@ -13,10 +13,9 @@ from tests.methods.server_tasks import (
 )
 from tests.methods.test_server_protocol import connect
 
-from sandtable.methods import Asynchronous, BulkSynchronous
-from sandtable.methods.server.message import Channel, Kind
-from sandtable.methods.server.plan import Plan
-from sandtable.methods.server.service import Identity
+from sandtable.methods.data import BulkSynchronous
+from sandtable.methods.server import Asynchronous, ShardPlan
+from sandtable.methods.server.message import Channel, Identity, MessageKind
 
 GRADIENT = bytes(652)
 
@@ -26,9 +25,9 @@ class Speaker:
 
     def __init__(self, running, sync, worker, session="a", **fields):
         self._channel = Channel(connect(running), limit_bytes=1 << 20, stall_s=10)
-        digest = Plan.make(make_model(), num_shards=1).digest
+        digest = ShardPlan.make(make_model(), num_shards=1).digest
         identity = Identity(shard=0, digest=digest, sync=repr(sync), compression=repr(None))
-        self.welcome = self.ask(Kind.HELLO, **identity.to_fields(), worker=worker, session=session, **fields)
+        self.welcome = self.ask(MessageKind.HELLO, **identity.to_fields(), worker=worker, session=session, **fields)
 
     def send(self, kind, payload=b"", **fields):
         self._channel.send(kind, fields, [memoryview(payload)])
@@ -43,7 +42,7 @@ class Speaker:
         return message.fields
 
     def push(self, clock):
-        self.send(Kind.PUSH, GRADIENT, clock=clock, patience_s=5, lengths=[len(GRADIENT)])
+        self.send(MessageKind.PUSH, GRADIENT, clock=clock, patience_s=5, lengths=[len(GRADIENT)])
 
     def close(self):
         self._channel.close()
@@ -63,7 +62,7 @@ def test_a_push_that_is_repeated_is_applied_once():
         assert again.hear()["version"] == 1
         again.push(1)
         assert again.hear()["version"] == 2
-        again.ask(Kind.DONE)
+        again.ask(MessageKind.DONE)
         again.close()
         assert server.result().updates == 2
 
@@ -79,12 +78,12 @@ def test_a_push_for_a_round_that_is_over_is_late():
         back = Speaker(running, sync, 1, clock=0)
         back.push(0)
         assert back.hear() == {"late": True, "clock": 1}
-        assert back.ask(Kind.JOIN, clock=1) == {"clock": 1}
+        assert back.ask(MessageKind.JOIN, clock=1) == {"clock": 1}
         steady.push(1)
         back.push(1)
         assert steady.hear()["version"] == back.hear()["version"] == 2
         for speaker in (steady, back):
-            speaker.ask(Kind.DONE)
+            speaker.ask(MessageKind.DONE)
             speaker.close()
         report = server.result()
     assert (report.updates, report.num_late) == (2, 1)
@@ -110,10 +109,10 @@ def test_of_two_processes_with_one_number_the_newer_stays():
         Speaker(running, sync, 0, session="older")
         newer = Speaker(running, sync, 0, session="newer")
         refused = Speaker(running, sync, 0, session="older", clock=0)
-        assert "worker 0 has been replaced by another process" in refused.welcome["reason"]
+        assert "another process has replaced worker 0" in refused.welcome["reason"]
         newer.push(0)
         assert newer.hear()["version"] == 1
-        newer.ask(Kind.DONE)
+        newer.ask(MessageKind.DONE)
         newer.close()
         server.result()
 

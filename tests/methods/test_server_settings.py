@@ -5,7 +5,15 @@ from tests.methods.server_tasks import make_sgd
 from torch import nn
 
 from sandtable.errors import MethodError
-from sandtable.methods import Asynchronous, Checkpoints, ParameterServer, ServerClient, StaleSynchronous, serve
+from sandtable.methods.server import (
+    Asynchronous,
+    Checkpoints,
+    ParameterServer,
+    Role,
+    ServerClient,
+    StaleSynchronous,
+    serve,
+)
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ def test_a_job_needs_a_worker(ranks):
 
 def test_a_process_without_a_rank_is_told_what_to_do(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(MethodError, match="RANK is not set; start it with torchrun, or say worker="):
+    with pytest.raises(MethodError, match="RANK is not set; start it with torchrun, or give worker="):
         _ = ParameterServer(shards=1).role
 
 
@@ -65,13 +73,13 @@ def test_a_process_without_a_rank_is_told_what_to_do(monkeypatch):
     ("make", "message"),
     [
         (lambda: ParameterServer(shards=0), "shards must be 1 or more, but got 0"),
-        (lambda: ParameterServer(shards=2, servers=(1,)), "servers must name one process a shard"),
-        (lambda: ParameterServer(shards=2, addresses=("a:1", "a:1")), "addresses must name one process a shard"),
+        (lambda: ParameterServer(shards=2, servers=(1,)), "servers must name one process per shard"),
+        (lambda: ParameterServer(shards=2, addresses=("a:1", "a:1")), "addresses must name one process per shard"),
         (lambda: ParameterServer(timeout_s=0), "timeout_s must be above 0"),
         (lambda: StaleSynchronous(bound=-1), "bound must be 0 or more"),
         (lambda: Checkpoints(directory=".", every=0), "every must be 1 or more"),
         (
-            lambda: ServerClient(nn.Linear(1, 1), sync="async", exchange=ParameterServer(), worker=0),
+            lambda: ServerClient(nn.Linear(1, 1), sync="async", exchange=ParameterServer(), worker=0),  # type: ignore[arg-type]
             r"sync must be BulkSynchronous\(\), StaleSynchronous\(bound\) or Asynchronous\(\)",
         ),
         (
@@ -82,7 +90,11 @@ def test_a_process_without_a_rank_is_told_what_to_do(monkeypatch):
         ),
         (
             lambda: serve(
-                nn.Linear(1, 1), make_sgd, exchange=ParameterServer(), sync=Asynchronous(), shard=1, workers=1
+                nn.Linear(1, 1),
+                make_sgd,
+                exchange=ParameterServer(),
+                sync=Asynchronous(),
+                role=Role(shard=1, num_workers=1),
             ),
             "shard must be one of 0 to 0, but got 1",
         ),

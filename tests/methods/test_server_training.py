@@ -25,7 +25,8 @@ from tests.methods.server_tasks import (
     weights_of,
 )
 
-from sandtable.methods import Asynchronous, BulkSynchronous, StaleSynchronous
+from sandtable.methods.data import BulkSynchronous
+from sandtable.methods.server import Asynchronous, StaleSynchronous
 
 
 def train_alone(factory, steps):

@@ -12,8 +12,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from sandtable.errors import MethodError
-from sandtable.methods.compression import QSGD, Compression, Half, NoCompression, PowerSGD, Sign, Threshold, TopK
-from sandtable.methods.sharded import Sharded, compress_sharded
+from sandtable.methods.data import (
+    QSGD,
+    Compression,
+    Half,
+    NoCompression,
+    PowerSGD,
+    Sharded,
+    Sign,
+    Threshold,
+    TopK,
+    compress_sharded,
+)
 
 WORLD = 2
 STEPS = 20
@@ -39,7 +49,7 @@ def sharded_model() -> Any:
 
 
 def train(model: nn.Module, steps: range, *, rank: int | None) -> float:
-    """The loss of the last step; all of each batch, or the rank's part of it."""
+    """Return the loss of the last step, on all of each batch or the rank's part of it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     loss = torch.zeros(())
     for step in steps:
@@ -119,7 +129,7 @@ def test_lossy_learns_as_well_in_the_bytes_of_the_formula() -> None:
 
 
 def run_twice() -> bool:
-    """Half the steps, saved, and the other half: by the same model, and by another that goes on from the state."""
+    """Train half the steps, save, and train the rest: with the same model, and with another that resumes."""
     settings = Threshold(share=0.05)
     model = sharded_model()
     sharded = compress_sharded(model, gradients=settings)

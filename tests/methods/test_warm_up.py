@@ -5,7 +5,7 @@ import torch
 from torch.optim.lr_scheduler import MultiStepLR
 
 from sandtable.errors import MethodError
-from sandtable.methods import WarmUp
+from sandtable.methods.data import WarmUp
 
 
 def _optimizer() -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""A small problem to train on: a model, batches that are the same everywhere, and what one process makes of them."""
+"""A small problem to train on: a model, batches that are the same everywhere, and the result of one process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandtable.methods import DataParallel
+from sandtable.methods.data import DataParallel
 
 __all__ = ["Batch", "batches", "flat_weights", "make_model", "sgd", "step_through", "train", "train_alone"]
 
@@ -22,7 +22,7 @@ def make_model() -> nn.Module:
 
 
 def batches(num_steps: int, world: int, *, first: int = 0) -> list[list[Batch]]:
-    """For each step, the batch of each rank."""
+    """Return the batch of each rank, for each step."""
     found = []
     for step in range(first, first + num_steps):
         generator = torch.Generator().manual_seed(100 + step)
@@ -44,7 +44,7 @@ def train(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     **settings: Any,
 ) -> tuple[nn.Module, DataParallel]:
-    """The model of this rank after some steps on its own batches."""
+    """Return the model of this rank after some steps on its own batches."""
     model = model or make_model()
     parallel = DataParallel(model, optimizer(model), **settings)
     step_through(model, parallel, num_steps, first=first)
@@ -61,7 +61,7 @@ def step_through(model: nn.Module, parallel: DataParallel, num_steps: int, *, fi
 def train_alone(
     world: int, num_steps: int = 5, *, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
 ) -> Tensor:
-    """Weights after the same steps in one process, on the joined batches."""
+    """Return the weights after the same steps in one process, on the joined batches."""
     model = make_model()
     own = optimizer(model)
     for ranks in batches(num_steps, world):

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandtable.errors import PlanError
-from sandtable.plan import Chain, Layer, Level, partition
+from sandtable.pipeline_profile import LayerProfile, Profile
+from sandtable.plan import Chain, Level, partition
 
 GBIT = 1e9 / 8
 
 
-def layer(name: str, seconds: float, activation: int, weight: int) -> Layer:
-    return Layer(
+def layer(name: str, seconds: float, activation: int, weight: int) -> LayerProfile:
+    return LayerProfile(
         name=name, forward_s=seconds / 3, backward_s=seconds * 2 / 3, activation_bytes=activation, weight_bytes=weight
     )
 
@@ -25,7 +26,7 @@ def chain_of(rows) -> Chain:
 
 
 def splits(count: int, machines: int):
-    """Every way to cut `count` layers into stages and give all machines out: (start, end, replicas) by stage."""
+    """Yield every way to cut `count` layers into stages on all machines: (start, end, replicas) by stage."""
     for num_stages in range(1, min(count, machines) + 1):
         for cuts in itertools.combinations(range(1, count), num_stages - 1):
             bounds = (0, *cuts, count)
@@ -35,7 +36,7 @@ def splits(count: int, machines: int):
 
 
 def slowest(chain: Chain, split, bandwidth: float) -> float:
-    """The formula, written down once more, plainly."""
+    """Compute the formula directly."""
     worst = 0.0
     for start, end, replicas in split:
         part = chain.layers[start:end]
@@ -125,7 +126,7 @@ def test_levels_and_memory_together_equal_brute_force(rows, machines, bandwidths
     ]
 
     def best(depth: int, layers: range, copies: int, behind: int) -> float:
-        """Of `layers`, on `copies` sets of devices, with so many devices behind all of them."""
+        """Return the seconds of `layers` on `copies` sets of devices, with `behind` devices after them."""
         part = chain.layers[layers.start : layers.stop]
         weights = sum(each.weight_bytes for each in part)
         if depth == 0:
@@ -233,9 +234,13 @@ def test_a_larger_minibatch_takes_longer_and_sends_more_but_has_the_same_weights
             chain.scaled(factor)
 
 
+def graph(layers: list[LayerProfile], edges: list[tuple[str, str]]) -> Chain:
+    return Chain.of_profile(Profile(layers=tuple(layers), edges=tuple(edges)))
+
+
 def test_graphs_become_chains_by_what_crosses():
     diamond = [layer(name, 1.0, size, 0) for name, size in (("a", 5), ("b", 7), ("c", 11), ("d", 13))]
-    chain = Chain.of_graph(diamond, [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
+    chain = graph(diamond, [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
     assert [each.name for each in chain.layers] == ["a", "b", "c", "d"]
     assert chain.cut_bytes == (5, 5 + 7, 7 + 11, 0)
 
@@ -244,16 +249,16 @@ def test_bad_input_is_refused_with_the_rule():
     with pytest.raises(PlanError, match="at least one layer"):
         Chain.of([])
     with pytest.raises(PlanError, match="in a circle"):
-        Chain.of_graph([layer("a", 1, 1, 1), layer("b", 1, 1, 1)], [("a", "b"), ("b", "a")])
+        graph([layer("a", 1, 1, 1), layer("b", 1, 1, 1)], [("a", "b"), ("b", "a")])
     with pytest.raises(PlanError, match="no layer 'x'"):
-        Chain.of_graph([layer("a", 1, 1, 1)], [("a", "x")])
-    with pytest.raises(PlanError, match="names of their own"):
-        Chain.of_graph([layer("a", 1, 1, 1), layer("a", 1, 1, 1)], [])
-    with pytest.raises(PlanError, match="from 0 on, but layer 'a' has -1"):
+        graph([layer("a", 1, 1, 1)], [("a", "x")])
+    with pytest.raises(PlanError, match="its own name"):
+        graph([layer("a", 1, 1, 1), layer("a", 1, 1, 1)], [])
+    with pytest.raises(PlanError, match="0 or more, but layer 'a' has -1"):
         layer("a", 1, -1, 1)
     with pytest.raises(PlanError, match="at least one machine, but got 0"):
         Level(machines=0, bandwidth_bytes_per_s=1)
-    with pytest.raises(PlanError, match="more than 0 bytes a second"):
+    with pytest.raises(PlanError, match="more than 0 bytes per second"):
         Level(machines=1, bandwidth_bytes_per_s=0)
     with pytest.raises(PlanError, match="no level was given"):
         partition(chain_of([(1, 1, 1)]), [])

@@ -14,7 +14,7 @@ RUNNER = CliRunner()
 
 @pytest.fixture
 def profile(tmp_path):
-    """Much work with few weights, then little work with many."""
+    """Write a profile with much work and few weights, then little work and many weights."""
     layers = [
         {"name": f"conv{k}", "forward_s": 0.05, "backward_s": 0.1, "activation_bytes": 10**6, "weight_bytes": 10**5}
         for k in range(4)
@@ -40,7 +40,7 @@ def test_the_split_is_printed_with_what_it_is_worth(profile):
     text = run(profile, "--machines", "8", "--bandwidth", "10Gbit")
     assert "7-1 (machines by stage)" in text
     assert "conv0 … conv3 (4)" in text
-    assert "minibatches a second" in text
+    assert "minibatches per second" in text
     assert "99.7% fewer" in text
     assert "8 machines with 10 Gbit/s each" in text
 

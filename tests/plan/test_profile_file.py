@@ -1,11 +1,13 @@
-"""Profile files: two forms, and what is wrong with a file said with its place."""
+"""Profile files: two forms, and errors that name the place."""
 
 import json
 
 import pytest
 
 from sandtable.errors import PlanError
-from sandtable.plan import predicted, read_profile
+from sandtable.pipeline_profile import Profile
+from sandtable.plan import read_profile
+from sandtable.plan.predicted_profile import with_event_times
 
 LAYERS = [
     {"name": "conv", "kind": "Conv2d", "forward_s": 0.1, "backward_s": 0.2, "activation_bytes": 10, "weight_bytes": 1},
@@ -63,12 +65,17 @@ def test_the_number_of_a_node_is_made_of_its_digits_alone(tmp_path):
             "must be a sandtable-profile of version 1, but .* of version 9; profile",
         ),
         ({"layers": []}, "but .* is None of version None"),
-        ({**PROFILE, "layers": [{"name": "conv"}]}, "every layer and edge of a profile must be whole, .*forward_s"),
-        ({**PROFILE, "edges": [["conv"]]}, "every layer and edge of a profile must be whole"),
+        ({**PROFILE, "layers": [{"name": "conv"}]}, "every layer and edge of a profile must be complete, .*forward_s"),
+        ({**PROFILE, "basis": "guessed"}, "must be one of measured, predicted, but got 'guessed'"),
+        ({**PROFILE, "layers": [*LAYERS, LAYERS[0]]}, "its own name, but 4 layers have 3 names"),
+        ({**PROFILE, "edges": [["conv"]]}, "every layer and edge of a profile must be complete"),
         ({**PROFILE, "edges": [["conv", "nothing"]]}, "an edge must join two layers, but there is no layer 'nothing'"),
-        ('{"format": ', "must be whole, but .* is not JSON"),
+        ('{"format": ', "must be complete, but .* is not JSON"),
         ({**PROFILE, "layers": [{**LAYERS[0], "name": [1]}]}, "there is no layer 'conv'"),
-        ({**PROFILE, "layers": [{**LAYERS[0], "weight_bytes": 10**400}]}, "weight_bytes of a layer must be a number"),
+        (
+            {**PROFILE, "layers": [{**LAYERS[0], "weight_bytes": 10**400}]},
+            "weight_bytes of a layer must be a finite number",
+        ),
         (
             f"node1 -- ReLU -- {TIMES}, activation_size=inf, parameter_size=0\n",
             "must be a layer or an edge, but .*:1 is",
@@ -81,8 +88,19 @@ def test_files_that_are_no_profiles_are_refused_with_the_rule(data, message, tmp
         read_profile(write(tmp_path / "profile.json", data))
 
 
+def test_a_profile_survives_its_file(tmp_path):
+    profile = Profile.from_json(json.dumps({**PROFILE, "model": "Net", "device": "cpu", "inputs": ["2×3 float32"]}))
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    profile.save(tmp_path / "graph.txt")
+    published = Profile.load(tmp_path / "graph.txt")
+    assert [layer.kind for layer in published.layers] == ["Conv2d(conv)", "Conv2d(skip)", "Linear(line)"]
+    assert published.seconds == pytest.approx(profile.seconds)
+    assert published.edges == (("node1", "node2"), ("node2", "node3"), ("node1", "node3"))
+
+
 def test_a_file_that_is_not_there_is_refused():
-    with pytest.raises(PlanError, match=r"must be a file of text, but nowhere.json cannot be read"):
+    with pytest.raises(PlanError, match=r"must be a text file, but nowhere.json cannot be read"):
         read_profile("nowhere.json")
 
 
@@ -91,10 +109,11 @@ def test_captured_seconds_are_those_between_the_events_of_the_last_minibatch():
     forward = [0, 1, 10, 12, 20, 23, 30, 34]  # three layers and the loss
     backward = [40, 45, 50, 56, 60, 67, 70, 78]  # the loss, then the layers from the last to the first
     times = [time * 10**9 for time in (*warm_up, *forward, *backward)]
-    found = predicted(PROFILE, times, device="a card")
-    assert [layer["forward_s"] for layer in found["layers"]] == [1, 2, 3 + 4]
-    assert [layer["backward_s"] for layer in found["layers"]] == [8, 7, 6 + 5]
-    assert (found["basis"], found["device"], found["edges"]) == ("predicted", "a card", PROFILE["edges"])
-    assert LAYERS[0]["forward_s"] == 0.1
+    profile = Profile.from_json(json.dumps(PROFILE))
+    found = with_event_times(profile, times, device="a card")
+    assert [layer.forward_s for layer in found.layers] == [1, 2, 3 + 4]
+    assert [layer.backward_s for layer in found.layers] == [8, 7, 6 + 5]
+    assert (found.basis, found.device, found.edges) == ("predicted", "a card", profile.edges)
+    assert profile.layers[0].forward_s == 0.1
     with pytest.raises(PlanError, match="of 3 layers must have 16 events, but the capture has 15"):
-        predicted(PROFILE, times[:15], device="a card")
+        with_event_times(profile, times[:15], device="a card")

@@ -9,7 +9,7 @@ from sandtable.units import GBIT_BYTES
 
 PROFILES = Path(__file__).parents[2] / "validation" / "profiles"
 PROFILED = {"vgg16": 128, "resnet50": 128, "alexnet": 256, "inception_v3": 128}
-"""Images in a minibatch of the profile."""
+"""Images per minibatch of the profile."""
 
 
 def split(model: str, images: int, machines: int, gbit: int) -> str:

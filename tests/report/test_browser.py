@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from tests.report.browsing import browser
-from tests.report.conftest import Rehearsal
+from tests.report.conftest import MISMATCH, SLOW_INPUT, Rehearsal
 
+from sandtable.findings import Evidence
+from sandtable.report import Summary
 from sandtable.report.page import compare_page, run_page
 from sandtable.trace import Line, NoteSummary
 
@@ -42,7 +44,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page(rehearsal: Rehearsal, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(run_page(rehearsal.trace, rehearsal.timeline, rehearsal.summary), encoding="utf-8")
+    path.write_text(run_page(rehearsal.summary, rehearsal.timeline), encoding="utf-8")
     return path
 
 
@@ -63,7 +65,7 @@ def show(driver: Any) -> Iterator[Callable[..., Any]]:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_chart_is_drawn_in_both_themes(show: Callable[..., Any], page: Path, theme: str) -> None:
     driver = show(page, theme)
-    assert driver.execute_script(NUM_COLOURS, "#lanes") > 5
+    assert driver.execute_script(NUM_COLOURS, "#tracks") > 5
     assert driver.execute_script(NUM_COLOURS, "#heat") > 3
     assert driver.execute_script("return document.querySelectorAll('#memory path[data-category]').length") >= 4
     assert driver.execute_script("return document.querySelectorAll('#time .stack span').length") > 10
@@ -88,7 +90,7 @@ def test_the_button_switches_the_theme_and_the_system_decides_at_first(show: Cal
 
 def test_hovering_the_timeline_tells_the_operator_its_time_and_its_line(show: Callable[..., Any], page: Path) -> None:
     driver = show(page)
-    found = {driver.execute_script(POINT, "#lanes", share / 20, 32, "pointermove", 0) for share in range(5, 20)}
+    found = {driver.execute_script(POINT, "#tracks", share / 20, 32, "pointermove", 0) for share in range(5, 20)}
     text = max(found, key=len)
     assert "takes" in text
     assert "rank 0" in text
@@ -99,22 +101,22 @@ def test_the_wheel_zooms_dragging_moves_and_keys_do_both(show: Callable[..., Any
     driver = show(page)
 
     def shown() -> tuple[int, int]:
-        values = driver.execute_script("const d = document.getElementById('lanes').dataset; return [d.from, d.to]")
+        values = driver.execute_script("const d = document.getElementById('tracks').dataset; return [d.from, d.to]")
         return int(values[0]), int(values[1])
 
     def press(key: str) -> None:
         driver.execute_script(
-            "document.getElementById('lanes').dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0] }))", key
+            "document.getElementById('tracks').dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0] }))", key
         )
 
     whole = shown()
-    driver.execute_script(POINT, "#lanes", 0.6, 40, "wheel", -120)
+    driver.execute_script(POINT, "#tracks", 0.6, 40, "wheel", -120)
     near = shown()
     assert whole[0] < near[0] < near[1] < whole[1]
-    driver.execute_script("document.getElementById('lanes').setPointerCapture = () => {}")
-    driver.execute_script(POINT, "#lanes", 0.6, 40, "pointerdown", 0)
-    driver.execute_script(POINT, "#lanes", 0.55, 40, "pointermove", 0)
-    driver.execute_script(POINT, "#lanes", 0.55, 40, "pointerup", 0)
+    driver.execute_script("document.getElementById('tracks').setPointerCapture = () => {}")
+    driver.execute_script(POINT, "#tracks", 0.6, 40, "pointerdown", 0)
+    driver.execute_script(POINT, "#tracks", 0.55, 40, "pointermove", 0)
+    driver.execute_script(POINT, "#tracks", 0.55, 40, "pointerup", 0)
     moved = shown()
     assert moved[0] > near[0]
     assert abs((moved[1] - moved[0]) - (near[1] - near[0])) <= 2
@@ -143,7 +145,7 @@ def test_everything_can_be_reached_and_is_labelled(show: Callable[..., Any], pag
         const named = (n) => n.getAttribute('aria-label') || n.textContent.trim();
         return [...document.querySelectorAll(all)].filter((n) => !named(n)).length"""
     assert driver.execute_script(unlabelled) == 0
-    assert driver.execute_script("return document.getElementById('lanes').tabIndex") == 0
+    assert driver.execute_script("return document.getElementById('tracks').tabIndex") == 0
     targets = driver.execute_script("return [...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))")
     assert len(targets) == 6
     assert all(driver.execute_script(f"return !!document.querySelector('{target}')") for target in targets)
@@ -172,10 +174,16 @@ def test_what_a_script_calls_itself_is_shown_and_never_run(
     spans = rehearsal.timeline.span_columns(0)
     named = replace(spans, names=tuple(EVIL for _ in spans.names), axes=tuple(EVIL for _ in spans.axes))
 
+    class RenamedTrace:
+        lines = tuple(Line(EVIL, 1, EVIL) for _ in rehearsal.trace.lines)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(rehearsal.trace, name)
+
     class Renamed:
         """The same timeline, whose names are hostile."""
 
-        trace = type("T", (), {"lines": tuple(Line(EVIL, 1, EVIL) for _ in rehearsal.trace.lines)})
+        trace = RenamedTrace()
 
         def __getattr__(self, name: str) -> Any:
             return getattr(rehearsal.timeline, name)
@@ -184,18 +192,18 @@ def test_what_a_script_calls_itself_is_shown_and_never_run(
             return named
 
     path = tmp_path / "report.html"
-    path.write_text(run_page(rehearsal.trace, Renamed(), summary), encoding="utf-8")  # type: ignore[arg-type]
+    path.write_text(run_page(summary, Renamed()), encoding="utf-8")  # type: ignore[arg-type]
     driver = show(path)
     assert driver.execute_script("return document.querySelector('h1').textContent").startswith("script>")
     assert EVIL in driver.execute_script("return document.getElementById('notes').textContent")
-    tips = [driver.execute_script(POINT, "#lanes", share / 20, 32, "pointermove", 0) for share in range(5, 20)]
+    tips = [driver.execute_script(POINT, "#tracks", share / 20, 32, "pointermove", 0) for share in range(5, 20)]
     assert any(EVIL in text for text in tips)
     assert driver.execute_script("return document.scripts.length") == 2
 
 
 def test_runs_are_compared_side_by_side(show: Callable[..., Any], rehearsal: Rehearsal, tmp_path: Path) -> None:
-    first = rehearsal.summary.to_dict()
-    slower = replace(rehearsal.summary, step_seconds=2 * rehearsal.summary.step_seconds).to_dict()
+    first, timing = rehearsal.summary, rehearsal.summary.require_timing()
+    slower = replace(first, timing=replace(timing, step_seconds=2 * timing.step_seconds))
     path = tmp_path / "compare.html"
     path.write_text(compare_page({"base": first, "slow": slower}), encoding="utf-8")
     driver = show(path)
@@ -204,3 +212,68 @@ def test_runs_are_compared_side_by_side(show: Callable[..., Any], rehearsal: Reh
     assert "▲ 100 %" in figures
     head = driver.execute_script("return [...document.querySelectorAll('#figures th')].map((n) => n.textContent)")
     assert head == ["", "base", "slow"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_failed_run_shows_findings_source_lines_and_progress(
+    show: Callable[..., Any], failed: Summary, tmp_path: Path, theme: str
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(run_page(failed, None), encoding="utf-8")
+    driver = show(path, theme)
+    severities = "return [...document.querySelectorAll('.finding .severity')].map((n) => n.textContent)"
+    assert driver.execute_script(severities) == ["error", "warning"], "worst first"
+    findings = driver.execute_script("return document.getElementById('findings').textContent")
+    assert MISMATCH.message in findings
+    assert MISMATCH.remedy in findings
+    assert "schedule.step(" in driver.execute_script("return document.querySelector('.excerpt .here').textContent")
+    rows = driver.execute_script("return document.querySelectorAll('#progress tbody tr').length")
+    assert rows == 2
+    text = driver.execute_script("return document.getElementById('progress').textContent")
+    assert "2 ranks were not captured" in text
+    assert "waits for rank 8" in text
+    targets = driver.execute_script("return [...document.querySelectorAll('nav a')].map((a) => a.getAttribute('href'))")
+    assert targets == ["#findings", "#progress", "#memory", "#notes"]
+    assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_failed_run_of_which_nothing_is_known_has_a_page(
+    show: Callable[..., Any], failed: Summary, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(run_page(replace(failed, findings=(), progress=(), memory=()), None), encoding="utf-8")
+    driver = show(path)
+    assert "No rank recorded anything" in driver.execute_script("return document.body.textContent")
+
+
+def test_what_findings_say_is_shown_and_never_run(show: Callable[..., Any], failed: Summary, tmp_path: Path) -> None:
+    evidence = (Evidence(ranks=(0,), text=EVIL, file=EVIL, line=1),)
+    finding = replace(MISMATCH, rule=EVIL, message=EVIL, remedy=EVIL, evidence=evidence)
+    progress = tuple(replace(row, last_call=EVIL, file=EVIL, stop_reason=EVIL) for row in failed.progress)
+    path = tmp_path / "report.html"
+    path.write_text(run_page(replace(failed, findings=(finding,), progress=progress), None), encoding="utf-8")
+    driver = show(path)
+    assert driver.execute_script("return document.getElementById('findings').textContent").count(EVIL) == 5
+    assert EVIL in driver.execute_script("return document.getElementById('progress').textContent")
+    assert driver.execute_script("return document.scripts.length") == 2
+
+
+def test_warnings_are_shown_above_the_figures(show: Callable[..., Any], rehearsal: Rehearsal, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    summary = replace(rehearsal.summary, findings=(SLOW_INPUT,))
+    path.write_text(run_page(summary, rehearsal.timeline), encoding="utf-8")
+    driver = show(path)
+    ids = driver.execute_script("return [...document.querySelectorAll('section')].map((n) => n.id)")
+    assert ids[:2] == ["findings", "time"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_failed_run_can_be_compared(
+    show: Callable[..., Any], rehearsal: Rehearsal, failed: Summary, tmp_path: Path, is_first: bool
+) -> None:
+    runs = {"failed": failed, "ok": rehearsal.summary}
+    path = tmp_path / "compare.html"
+    path.write_text(compare_page(dict(sorted(runs.items(), reverse=not is_first))), encoding="utf-8")
+    driver = show(path)
+    assert "the input must keep up" in driver.execute_script("return document.getElementById('time').textContent")
+    assert driver.execute_script("return document.querySelectorAll('#time .stack').length") == 1

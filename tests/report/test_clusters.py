@@ -37,8 +37,8 @@ def test_every_entry_can_be_shown(show: Show, name: str) -> None:
 
 def test_links_have_units_status_and_source(show: Show) -> None:
     text = show(load("dgx-a100", nodes=45))
-    assert "nvswitch, 234.9 of 300 GB/s a GPU each way, 1 us" in text
-    assert "8 × 200 Gbit/s rdma, 24 of 25 GB/s each, 2 us, one a GPU" in text
+    assert "nvswitch, 234.9 of 300 GB/s per GPU each way, 1 us" in text
+    assert "8 × 200 Gbit/s rdma, 24 of 25 GB/s each, 2 us, one per GPU" in text
     assert "measured" in text
     assert "ConnectX-6" in text
 
@@ -51,7 +51,7 @@ def test_the_picture_shows_switches_nodes_and_gpus(show: Show) -> None:
 
 
 def test_a_price_is_shown_where_there_is_one(show: Show) -> None:
-    assert "24.48 USD a node and hour" in show(load("p3.16xlarge"))
+    assert "24.48 USD per node-hour" in show(load("p3.16xlarge"))
     assert "USD" not in show(load("dgx-a100"))
 
 
@@ -59,8 +59,8 @@ def test_tiers_and_sites_are_shown(show: Show, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TREE, encoding="utf-8")
     text = show(load(path, nodes=14))
-    assert "4 nodes a switch, 2:1 oversubscribed, 0.6 us" in text
-    assert "3 switches a switch, 1000 Gbit/s upwards, 0.8 us" in text
+    assert "4 nodes per switch, 2:1 oversubscribed, 0.6 us" in text
+    assert "3 switches per switch, 1000 Gbit/s upwards, 0.8 us" in text
     assert "GPU to adapter 0, 0, 1, 1, 2, 2, 3, 3" in text
     path.write_text(SITED, encoding="utf-8")
     assert "west: 2 nodes, 5 Gbit/s, 15 ms to the others" in show(load(path))

@@ -7,11 +7,11 @@ from rich.console import Console
 from tests.report.conftest import Rehearsal
 
 from sandtable.report.outcome import print_outcome
-from sandtable.report.summary import RunSummary
+from sandtable.report.summary import Summary
 from sandtable.units import format_seconds
 
 
-def drawn(run: RunSummary, width: int = 100) -> str:
+def drawn(run: Summary, width: int = 100) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         print_outcome(run, console, files={"report": Path("out/report.html")})
@@ -20,7 +20,7 @@ def drawn(run: RunSummary, width: int = 100) -> str:
 
 def test_step_time_efficiency_memory_links_and_cost_are_shown(rehearsal: Rehearsal) -> None:
     text = drawn(rehearsal.summary)
-    assert f"{format_seconds(rehearsal.summary.step_seconds)} a step" in text
+    assert f"{format_seconds(rehearsal.summary.step_seconds)} per step" in text
     for word in ("MFU", "HFU", "forward", "recompute", "memory", "links", "GPU-hours", "$", "rests on", "report.html"):
         assert word in text, word
 

@@ -36,7 +36,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def test_nothing_is_loaded_from_elsewhere(rehearsal: Rehearsal) -> None:
-    page = run_page(rehearsal.trace, rehearsal.timeline, rehearsal.summary)
+    page = run_page(rehearsal.summary, rehearsal.timeline)
     assert all(address.startswith(("#", "data:")) for address in Elements(page).addresses)
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1])  # type: ignore[index]
     assert policy.startswith("default-src 'none';")
@@ -44,10 +44,11 @@ def test_nothing_is_loaded_from_elsewhere(rehearsal: Rehearsal) -> None:
 
 
 def test_data_holds_the_summary_and_all_charts(rehearsal: Rehearsal) -> None:
-    data = data_of(run_page(rehearsal.trace, rehearsal.timeline, rehearsal.summary))
+    data = data_of(run_page(rehearsal.summary, rehearsal.timeline))
     assert data["summary"] == json.loads(json.dumps(rehearsal.summary.to_dict()))
-    assert len(data["lanes"]["ranks"]) == len(data["memory"]) == len(data["classes"]) == 2
-    for curve in data["memory"]:
+    charts = data["charts"]
+    assert len(charts["tracks"]["ranks"]) == len(charts["memory"]) == len(charts["classes"]) == 2
+    for curve in charts["memory"]:
         assert curve["time"] == sorted(curve["time"])
         assert (curve["time"][0], curve["time"][-1]) == (0, rehearsal.timeline.step_ns)
         assert {len(column) for column in [*curve["bytes"], curve["reserved"], curve["time"]]} == {len(curve["time"])}
@@ -55,8 +56,8 @@ def test_data_holds_the_summary_and_all_charts(rehearsal: Rehearsal) -> None:
 
 def test_names_cannot_become_markup(rehearsal: Rehearsal) -> None:
     summary = replace(rehearsal.summary, command=("sandtable", "run", f"{EVIL}.py", "--x", "]]> --> </script>"))
-    clean = Elements(run_page(rehearsal.trace, rehearsal.timeline, rehearsal.summary)).tags
-    page = run_page(rehearsal.trace, rehearsal.timeline, summary)
+    clean = Elements(run_page(rehearsal.summary, rehearsal.timeline)).tags
+    page = run_page(summary, rehearsal.timeline)
     assert Elements(page).tags == clean, "no element more than without it"
     assert EVIL not in page
     assert data_of(page)["summary"]["command"][2] == f"{EVIL}.py"
@@ -73,7 +74,7 @@ def test_placeholders_in_data_are_left_alone() -> None:
 
 
 def test_several_runs_are_on_one_page(rehearsal: Rehearsal) -> None:
-    summary = rehearsal.summary.to_dict()
+    summary = rehearsal.summary
     data = data_of(compare_page({"a": summary, EVIL: summary}))
     assert [run["name"] for run in data["runs"]] == ["a", EVIL]
 

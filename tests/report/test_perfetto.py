@@ -33,9 +33,11 @@ def test_each_span_is_an_event_of_its_rank_and_stream(rehearsal: Rehearsal, tmp_
 
 def test_the_host_has_a_thread_of_its_own(rehearsal: Rehearsal, tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
-    write_perfetto(rehearsal.timeline, [0], path)
+    write_perfetto(rehearsal.timeline, [8], path)
     host = [event for event in events_of(path) if event.get("cat") == "host"]
-    assert [event["name"] for event in host] == ["issue", "wait for the device"]
+    waits = rehearsal.timeline.host_columns(8).waits.tolist()
+    assert [event["name"] for event in host] == ["wait for the device" if each else "issue" for each in waits]
+    assert {event["name"] for event in host} == {"issue", "wait for the device"}
     assert len({event["tid"] for event in host}) == 1
 
 

@@ -2,14 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.conftest import Rehearsal
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.report.conftest import MISMATCH, Rehearsal, cut_trace
 
+from sandtable.cluster import load
+from sandtable.engine import WhatIf
 from sandtable.errors import ReportError
-from sandtable.report.summary import Asked, load_summary, save_summary, summarise_run
+from sandtable.findings import Severity
+from sandtable.report import Summary, UserInputs, load_summary, save_summary, summarise
 from sandtable.report.times import PARTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"
@@ -23,12 +29,13 @@ def data(rehearsal: Rehearsal) -> dict[str, Any]:
 
 def test_schema_and_version_come_first(data: dict[str, Any]) -> None:
     assert list(data)[:2] == ["schema", "version"]
-    assert (data["schema"], data["version"]) == ("sandtable-summary", 1)
+    assert (data["schema"], data["version"]) == ("sandtable-summary", 2)
 
 
-def test_every_key_is_documented(data: dict[str, Any]) -> None:
+def test_every_key_is_documented(data: dict[str, Any], failed: Summary) -> None:
     documented = set(re.findall(r"`([\w.\[\]<>]+)`", DOCS.read_text()))
-    missing = sorted(path for path in paths(data) if path not in documented)
+    keys = paths(data) | paths({"findings": json.loads(failed.to_json())["findings"]})
+    missing = sorted(path for path in keys if path not in documented)
     assert not missing, f"docs/report.md must explain {missing}"
 
 
@@ -67,9 +74,14 @@ def test_recomputation_counts_as_hardware_work_but_not_as_model_work(data: dict[
 def test_throughput_is_what_was_asked_for_and_nothing_is_guessed(rehearsal: Rehearsal, data: dict[str, Any]) -> None:
     assert data["throughput"]["tokens_per_s"] == pytest.approx(256 / data["step_seconds"])
     assert data["throughput"]["samples_per_s"] == pytest.approx(8 / data["step_seconds"])
-    unasked = summarise_run(rehearsal.trace, rehearsal.timeline)
-    assert unasked.throughput is None
-    only_samples = summarise_run(rehearsal.trace, rehearsal.timeline, Asked(samples_per_step=8)).throughput
+    unasked = summarise(rehearsal.trace, rehearsal.timeline, rehearsal.timeline.cluster)
+    assert unasked.require_timing().throughput is None
+    inputs = UserInputs(samples_per_step=8)
+    only_samples = (
+        summarise(rehearsal.trace, rehearsal.timeline, rehearsal.timeline.cluster, inputs=inputs)
+        .require_timing()
+        .throughput
+    )
     assert only_samples is not None
     assert only_samples.tokens_per_s is None
 
@@ -117,11 +129,116 @@ def test_transactions_of_all_ranks_are_in_bins_of_powers_of_two(rehearsal: Rehea
 def test_a_summary_that_is_saved_can_be_loaded(rehearsal: Rehearsal, tmp_path: Path) -> None:
     save_summary(rehearsal.summary, tmp_path / "summary.json")
     assert load_summary(tmp_path) == load_summary(tmp_path / "summary.json")
-    assert load_summary(tmp_path)["world_size"] == 16
+    assert load_summary(tmp_path) == rehearsal.summary
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "sandtable-summary", "version": 99}'])
-def test_what_is_no_summary_is_refused_with_a_remedy(tmp_path: Path, text: str) -> None:
-    (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(ReportError, match=r"sandtable (run|report)"):
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+st.register_type_strategy(float, FINITE)
+SPEEDS = st.floats(min_value=0.01, max_value=100)
+WHAT_IFS = st.builds(
+    WhatIf,
+    slow_nodes=st.dictionaries(st.integers(0, 1000), SPEEDS, max_size=3),
+    link_scale=st.dictionaries(st.text(max_size=8), SPEEDS, max_size=3),
+    jitter=st.floats(0, 1),
+    seed=st.integers(0, 2**40),
+)
+SUMMARIES = st.builds(Summary, what_if=WHAT_IFS)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(SUMMARIES)
+def test_any_summary_survives_json(summary: Summary) -> None:
+    text = summary.to_json()
+    assert Summary.from_json(text) == summary
+    assert Summary.from_json(text).to_json() == text
+
+
+def test_a_failed_run_survives_json_with_null_where_there_is_no_figure(failed: Summary) -> None:
+    assert Summary.from_json(failed.to_json()) == failed
+    data = json.loads(failed.to_json())
+    assert all(data[key] is None for key in ("step_seconds", "breakdown", "efficiency", "tiers", "cost", "basis"))
+    assert [finding["rule"] for finding in data["findings"]] == ["slow-input", "collective-mismatch"]
+    assert data["memory"][0]["ranks"] == "0-5"
+
+
+def test_names_that_are_not_unicode_survive_json(rehearsal: Rehearsal) -> None:
+    summary = replace(rehearsal.summary, command=("sandtable", "run", "caf\udce9.py"))
+    assert Summary.from_json(summary.to_json()) == summary
+
+
+def test_a_failed_run_has_progress_memory_and_cluster_but_no_step_time(failed: Summary) -> None:
+    assert failed.timing is None
+    assert failed.is_failed
+    with pytest.raises(ReportError, match="ranks of mesh_tp differ"):
+        _ = failed.step_seconds
+    assert [row.rank for row in failed.progress] == [0, 8]
+    assert failed.progress[0].num_operators < failed.progress[1].num_operators
+    assert failed.progress[0].stop_reason == "waits for rank 8"
+    assert failed.cluster.devices[0].num_ranks == 16
+    assert failed.cluster.devices[0].peak_flops_per_s == 312_000_000_000_000
+    assert all(row.use.allocated_bytes > 0 for row in failed.memory)
+    assert failed.effort.gpu_seconds_per_core_second is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_records_may_stop_anywhere(rehearsal: Rehearsal, share: float) -> None:
+    trace = cut_trace(rehearsal.trace, {8: share}, {8: [8]})
+    summary = summarise(trace, None, load("dgx-a100", nodes=2), findings=[MISMATCH])
+    assert Summary.from_json(summary.to_json()) == summary
+
+
+def test_a_run_of_which_nothing_was_captured_has_a_summary(rehearsal: Rehearsal) -> None:
+    trace = cut_trace(rehearsal.trace, {}, {})
+    summary = summarise(trace, None, load("dgx-a100", nodes=2), findings=[MISMATCH])
+    assert (summary.progress, summary.memory) == ((), ())
+    assert Summary.from_json(summary.to_json()) == summary
+
+
+def test_what_the_user_gave_can_be_read_back(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    inputs = UserInputs(tokens_per_step=7, usd_per_gpu_hour=0.0, cluster="mine.toml")
+    changes = WhatIf(slow_nodes={17: 0.8}, jitter=0.05)
+    save_summary(
+        summarise(rehearsal.trace, rehearsal.timeline, rehearsal.timeline.cluster, inputs=inputs, changes=changes),
+        tmp_path / "x.json",
+    )
+    loaded = load_summary(tmp_path / "x.json")
+    assert (loaded.inputs, loaded.what_if, loaded.cluster.asked) == (inputs, changes, "mine.toml")
+    assert json.loads((tmp_path / "x.json").read_text())["what_if"] == {"slow_nodes": {"17": 0.8}, "jitter": 0.05}
+
+
+def test_only_errors_and_missing_times_make_a_run_fail(rehearsal: Rehearsal) -> None:
+    assert not rehearsal.summary.is_failed
+    warning = replace(MISMATCH, severity=Severity.WARNING)
+    assert not replace(rehearsal.summary, findings=(warning,)).is_failed
+    assert replace(rehearsal.summary, findings=(MISMATCH,)).is_failed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "damaged"),
+        ("[]", "not an object"),
+        ("{}", "its schema is not sandtable-summary"),
+        ('{"schema": "sandtable-summary", "version": 99}', "must be 2, but .* has 99"),
+        ('{"schema": "sandtable-summary", "version": 1}', "must be 2, but .* has 1"),
+        ('{"schema": "sandtable-summary", "version": 2}', "damaged"),
+        ('{"schema": "sandtable-summary", "version": 2, "world_size": NaN}', "NaN is not a finite number"),
+        (b"\xff\xfe", "not a text file"),
+    ],
+)
+def test_what_is_no_summary_is_refused_with_a_remedy(tmp_path: Path, text: str | bytes, reason: str) -> None:
+    (tmp_path / "summary.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ReportError, match=reason) as caught:
         load_summary(tmp_path)
+    assert re.search("sandtable (run|report)", str(caught.value))
+
+
+def test_a_missing_summary_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"must have a summary.json.*No such file.*sandtable run --out"):
+        load_summary(tmp_path / "nowhere")
+
+
+def test_a_number_that_is_not_finite_is_never_written(rehearsal: Rehearsal) -> None:
+    timing = replace(rehearsal.summary.require_timing(), step_seconds=float("inf"))
+    with pytest.raises(ValueError, match="Out of range float"):
+        replace(rehearsal.summary, timing=timing).to_json()

@@ -1,20 +1,21 @@
-"""Real workers that train by one kind of method: what `study` gives is what each of them saw."""
+"""Train one method in real processes and merge what the workers measured."""
 
 from pathlib import Path
 from typing import Any
 
 from tests.methods.processes import run
 
+from sandtable.events import ignore
 from sandtable.study import Method, StudySettings
-from sandtable.study.assignment import Assignment
-from sandtable.study.results import Run, run_of_ranks
+from sandtable.study.results import StudyRun, WorkerRecord, merge_workers
+from sandtable.study.store import Assignment
 from sandtable.study.training import train
 
 __all__ = ["settings_for", "study"]
 
 
 def settings_for(workers: int, method: Method, **changes: Any) -> StudySettings:
-    """Six hundred images for a tiny network; three epochs unless told."""
+    """Return settings with 600 images for a tiny network; three epochs by default."""
     settings = StudySettings(
         data="synthetic", model="tiny-cnn", workers=workers, batch=20, epochs=3, images_share=0.15, methods=[method]
     )
@@ -22,12 +23,12 @@ def settings_for(workers: int, method: Method, **changes: Any) -> StudySettings:
     return settings.changed(**{"training": training, **changes})
 
 
-def study(data: Path, settings: StudySettings) -> Run:
-    """The run of its only method."""
+def study(data: Path, settings: StudySettings) -> StudyRun:
+    """Return the run of the only method."""
     ranks = run(settings.workers, _train, data, settings.model_dump())
-    return run_of_ranks(ranks, name="it", fingerprint="", settings=ranks[0]["about"])
+    return merge_workers(ranks, name="it", fingerprint="", settings=ranks[0].resolved_settings)
 
 
-def _train(data: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _train(data: Path, settings: dict[str, Any]) -> WorkerRecord:
     assignment = Assignment(settings=StudySettings(**settings), data=data, out=data)
-    return train(assignment, 0, lambda _: None)
+    return train(assignment, 0, ignore)

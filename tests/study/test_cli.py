@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from sandtable.cli import app
 from sandtable.errors import StudyError
-from sandtable.study.assignment import Assignment
+from sandtable.study.store import Assignment
 
 
 def output(*words: str) -> str:
@@ -52,3 +52,9 @@ def test_wrong_settings_are_one_message(tmp_path: Path) -> None:
     bad.write_text("workers = 0")
     with pytest.raises(StudyError, match=r"study.toml: workers must be greater than or equal to 1, but got 0"):
         output(str(bad))
+
+
+def test_out_that_cannot_be_written_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StudyError, match=r"--out must be a folder, but .*file is a file; choose another folder"):
+        output("--out", str(tmp_path / "file" / "below"))

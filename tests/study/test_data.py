@@ -62,14 +62,14 @@ def test_cifar10_cut_short_is_refused(tmp_path: Path) -> None:
     write_cifar(tmp_path / cifar10.FOLDER)
     with (tmp_path / cifar10.FOLDER / cifar10.TEST).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(StudyError, match="must be records of 3073 bytes, but it has 9220 bytes"):
+    with pytest.raises(StudyError, match="must consist of records of 3073 bytes, but has 9220 bytes"):
         load_images("cifar10", tmp_path)
 
 
 def test_missing_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Official(url=(tmp_path / "nothing.tar.gz").as_uri(), md5="0")
     monkeypatch.setattr(cifar10, "ARCHIVE", nowhere)
-    with pytest.raises(StudyError, match=r"--data FOLDER, or let this machine reach it"):
+    with pytest.raises(StudyError, match=r"--data FOLDER, or give this machine access"):
         load_images("cifar10", tmp_path / "empty")
     assert list((tmp_path / "empty").iterdir()) == []
 
@@ -97,7 +97,7 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path) -> None:
 
 def test_fashion_mnist_with_a_wrong_head_or_count_is_refused(tmp_path: Path) -> None:
     write_fashion(tmp_path, labels=3)
-    with pytest.raises(StudyError, match="one label for each image"):
+    with pytest.raises(StudyError, match="one label per image"):
         load_images("fashion-mnist", tmp_path)
     (tmp_path / fashion_mnist.FILES[0].name.removesuffix(".gz")).write_bytes(b"nonsense")
     with pytest.raises(StudyError, match="must be an idx file of bytes"):

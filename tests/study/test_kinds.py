@@ -1,4 +1,4 @@
-"""Each kind of method trains what it should, and counts what it sends."""
+"""Each kind trains the model, and counts what it sends."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from tests.study.kinds_in_processes import settings_for, study
 from sandtable.errors import StudyError
 from sandtable.study import Method
 from sandtable.study.data import load_images
-from sandtable.study.kinds.downpour import Downpour
-from sandtable.study.kinds.one_machine import OneMachine
-from sandtable.study.kinds.setup import Setup
+from sandtable.study.kinds.downpour import DownpourKind
+from sandtable.study.kinds.one_machine import OneMachineKind
+from sandtable.study.kinds.trainer import TrainerSetup
 from sandtable.study.model import build_model
 
 LONGER = {
@@ -18,27 +18,27 @@ LONGER = {
     "epochs": 4,
     "training": {"augment": False, "momentum": 0.0, "warm_up_epochs": 0},
 }
-"""Enough to learn something by."""
+"""Enough to learn something."""
 
 CONVOLUTION_BYTES = 4 * (3 * 9 * 4 + 4 + 4 * 9 * 8 + 8)
 DENSE_BYTES = 4 * (512 * 16 + 16 + 16 * 10 + 10)
 CUT_BYTES = 4 * 512
-"""Of an image, between the two."""
+"""Per image, between convolutions and dense layers."""
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once, not by every worker."""
+    """Generate the data once, not in every worker."""
     folder = tmp_path_factory.mktemp("data")
     load_images("synthetic", folder)
     return folder
 
 
-def setup_of_three(data: Path) -> Setup:
-    """Of the first of three workers, in this process."""
+def setup_of_three(data: Path) -> TrainerSetup:
+    """Return the setup of the first of three workers, in this process."""
     images, settings = load_images("synthetic", data), settings_for(3, Method(name="m"))
     model = build_model("tiny-cnn", shape=images.shape, num_classes=10, seed=0)
-    return Setup(settings=settings, training=settings.training, images=images, model=model, rank=0, workers=3)
+    return TrainerSetup(settings=settings, training=settings.training, images=images, model=model, rank=0, workers=3)
 
 
 def test_one_machine_on_the_joined_batch_is_bulk_synchronous_training(data: Path) -> None:
@@ -53,7 +53,7 @@ def test_one_machine_on_the_joined_batch_is_bulk_synchronous_training(data: Path
 
 def test_one_machine_takes_a_workers_batch_and_all_images(data: Path) -> None:
     setup = setup_of_three(data)
-    assert OneMachine().trainer(setup).steps_per_epoch == 600 // 20
+    assert OneMachineKind().trainer(setup).steps_per_epoch == 600 // 20
     assert setup.own_batches.steps_per_epoch == 600 // 60
 
 
@@ -81,7 +81,7 @@ def test_downpour_learns_on_servers_beside_its_replicas(data: Path, kind: str, r
 def test_warm_start_that_an_epoch_cannot_hold_is_refused(data: Path) -> None:
     """The others would wait for its end, and the first for them at the end of the epoch."""
     with pytest.raises(StudyError, match=r"no more than the steps of an epoch \(10\), .* but got 11; take fewer"):
-        Downpour(warm_start_steps=11).trainer(setup_of_three(data))
+        DownpourKind(warm_start_steps=11).trainer(setup_of_three(data))
 
 
 def test_pipedream_learns_and_sends_what_crosses_the_cut_and_what_replicas_share(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training without the compiler loaded, and the compiler for whoever asks."""
+"""Training leaves the compiler unloaded, but it remains available."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Runs that are stored, studies that continue, failures that are told; and two real workers."""
+"""Runs are stored, stopped studies continue, failures are reported; and two real workers train."""
 
 import json
 import os
@@ -6,43 +6,40 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandtable.errors import StudyError
+from sandtable.events import Event
 from sandtable.study import Method, StudySettings
-from sandtable.study.assignment import Assignment, write_whole
 from sandtable.study.comparison import compare
-from sandtable.study.lines import MARK, told
-from sandtable.study.place import Ended, Place, Show
-from sandtable.study.results import Epoch, Run, run_of_ranks
-from sandtable.study.runner import chosen, run_study
-from sandtable.study.store import Store
+from sandtable.study.events import EpochFinished, MethodAdvanced, MethodStarted, WorkerFailed, decode, encode
+from sandtable.study.results import Epoch, StudyRun, WorkerRecord, merge_workers
+from sandtable.study.runner import run_methods, select_methods
+from sandtable.study.store import Assignment, Store, write_json
 from sandtable.study.table import markdown
+from sandtable.study.worker_hosts import ShowLine, WorkerHosts, WorkersExit
 
 STUB = "tests.study.stub_methods"
 
 
-class Silent:
+class Recorder:
+    """A listener that keeps the events it needs."""
+
     def __init__(self) -> None:
         self.started: list[str] = []
-        self.heard: list[dict[str, Any]] = []
+        self.advanced: list[MethodAdvanced] = []
 
-    def begin(self, methods: Sequence[Method], *, stored: Sequence[Run]) -> None: ...
-
-    def start(self, method: Method) -> None:
-        self.started.append(method.name)
-
-    def advance(self, what: dict[str, Any]) -> None:
-        self.heard.append(what)
-
-    def end(self, run: Run) -> None: ...
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, MethodStarted):
+            self.started.append(event.method.name)
+        elif isinstance(event, MethodAdvanced):
+            self.advanced.append(event)
 
 
-def a_run(settings: StudySettings, method: Method) -> Run:
+def a_run(settings: StudySettings, method: Method) -> StudyRun:
     epoch = Epoch(
         seconds=2.0,
         communication_s=0.5,
@@ -56,7 +53,7 @@ def a_run(settings: StudySettings, method: Method) -> Run:
         disagreement=0.0,
     )
     about = settings.model_dump(mode="json", exclude={"methods"})
-    return Run(
+    return StudyRun(
         name=method.name,
         fingerprint=settings.fingerprint(method),
         settings=about,
@@ -66,13 +63,13 @@ def a_run(settings: StudySettings, method: Method) -> Run:
     )
 
 
-class Pretended(Place):
+class FakeHosts(WorkerHosts):
     """Writes a result as a worker would; stops with `error` at the `stop_at`-th run."""
 
     def __init__(self, *, stop_at: int = 99, error: BaseException | None = None, exit_code: int = 0) -> None:
         self.count, self.stop_at, self.error, self.exit_code = 0, stop_at, error, exit_code
 
-    def run(self, study: Path, index: int, *, show: Show) -> Ended:
+    def run(self, study: Path, index: int, *, show: ShowLine) -> WorkersExit:
         self.count += 1
         assignment = Assignment.load(study)
         method = assignment.settings.methods[index]
@@ -80,10 +77,10 @@ class Pretended(Place):
             show("something went wrong")
             if self.error is not None:
                 raise self.error
-            return Ended(exit_code=self.exit_code)
-        show(f'{MARK}{{"done": 1, "total": 2}}')
-        write_whole(assignment.result_file(method), a_run(assignment.settings, method).to_dict())
-        return Ended(exit_code=0, wire_bytes=123.0)
+            return WorkersExit(exit_code=self.exit_code)
+        show(encode(MethodAdvanced(method=method.name, num_steps=1, total_steps=2)))
+        write_json(assignment.result_file(method), a_run(assignment.settings, method).to_dict())
+        return WorkersExit(exit_code=0, wire_bytes=123.0)
 
 
 def quick(tmp_path: Path, **changes: Any) -> Assignment:
@@ -100,46 +97,46 @@ def quick(tmp_path: Path, **changes: Any) -> Assignment:
 
 
 def test_all_runs_are_made_stored_and_written_as_results(tmp_path: Path) -> None:
-    assignment, view = quick(tmp_path), Silent()
-    runs = run_study(assignment, view=view, place=Pretended())
-    assert [run.name for run in runs] == view.started == ["first", "second"]
+    assignment, recorder = quick(tmp_path), Recorder()
+    runs = run_methods(assignment, listen=recorder, hosts=FakeHosts())
+    assert [run.name for run in runs] == recorder.started == ["first", "second"]
     assert runs[0].wire_bytes == 123.0
     results = json.loads((assignment.out / "results.json").read_text())
     assert results["version"] == 1
     assert results["runs"][1]["totals"]["seconds"] == 4.0
-    assert view.heard[0] == {"done": 1, "total": 2}
+    assert recorder.advanced[0] == MethodAdvanced(method="first", num_steps=1, total_steps=2)
 
 
 def test_stopped_study_continues_where_it_stopped(tmp_path: Path) -> None:
     assignment = quick(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_study(assignment, view=Silent(), place=Pretended(stop_at=2, error=KeyboardInterrupt()))
+        run_methods(assignment, listen=Recorder(), hosts=FakeHosts(stop_at=2, error=KeyboardInterrupt()))
     assert [run.name for run in Store(assignment).runs()] == ["first"]
-    view = Silent()
-    assert len(run_study(assignment, view=view, place=Pretended())) == 2
-    assert view.started == ["second"]
+    recorder = Recorder()
+    assert len(run_methods(assignment, listen=recorder, hosts=FakeHosts())) == 2
+    assert recorder.started == ["second"]
 
 
 def test_other_settings_run_again_and_leave_the_old_runs_alone(tmp_path: Path) -> None:
-    run_study(quick(tmp_path), view=Silent(), place=Pretended())
-    view = Silent()
-    run_study(quick(tmp_path, epochs=3), view=view, place=Pretended())
-    assert len(view.started) == 2
+    run_methods(quick(tmp_path), listen=Recorder(), hosts=FakeHosts())
+    recorder = Recorder()
+    run_methods(quick(tmp_path, epochs=3), listen=recorder, hosts=FakeHosts())
+    assert len(recorder.started) == 2
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 4
     assert len(Store(quick(tmp_path)).runs()) == 2
 
 
 def test_only_takes_parts_of_names_and_refuses_unknown_ones() -> None:
     settings = StudySettings()
-    assert len(chosen(settings, ["Threshold"])) == 3
-    assert [method.name for method in chosen(settings, ["LocalSGD(1), gossip"])] == ["LocalSGD(1), gossip"]
-    with pytest.raises(StudyError, match="but got 'ring'; there are"):
-        chosen(settings, ["ring"])
+    assert len(select_methods(settings, ["Threshold"])) == 3
+    assert [method.name for method in select_methods(settings, ["LocalSGD(1), gossip"])] == ["LocalSGD(1), gossip"]
+    with pytest.raises(StudyError, match="but got 'ring'; choose from"):
+        select_methods(settings, ["ring"])
 
 
 def test_failed_run_shows_its_last_lines_and_its_log(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"exit code 7; see .*second.log\nsomething went wrong"):
-        run_study(quick(tmp_path), view=Silent(), place=Pretended(stop_at=2, exit_code=7))
+        run_methods(quick(tmp_path), listen=Recorder(), hosts=FakeHosts(stop_at=2, exit_code=7))
 
 
 def test_method_that_cannot_work_is_refused_before_the_first_run(tmp_path: Path) -> None:
@@ -148,12 +145,12 @@ def test_method_that_cannot_work_is_refused_before_the_first_run(tmp_path: Path)
     assignment = Assignment(
         settings=settings.model_copy(update={"methods": [*settings.methods, wrong]}), data=tmp_path, out=tmp_path
     )
-    place = Pretended()
+    hosts = FakeHosts()
     with pytest.raises(StudyError, match="third: an outer optimizer over gossip must also pull"):
-        run_study(assignment, view=Silent(), place=place)
-    assert place.count == 0
-    run_study(assignment, only=["first"], view=Silent(), place=place)
-    assert place.count == 1
+        run_methods(assignment, listen=Recorder(), hosts=hosts)
+    assert hosts.count == 0
+    run_methods(assignment, only=["first"], listen=Recorder(), hosts=hosts)
+    assert hosts.count == 1
 
 
 KINDS = [
@@ -172,10 +169,15 @@ def with_methods(assignment: Assignment, methods: list[Method]) -> Assignment:
 def test_stopped_study_of_kinds_continues_where_it_stopped(tmp_path: Path) -> None:
     assignment = with_methods(quick(tmp_path), KINDS)
     with pytest.raises(KeyboardInterrupt):
-        run_study(assignment, view=Silent(), place=Pretended(stop_at=3, error=KeyboardInterrupt()))
-    view = Silent()
-    assert [run.name for run in run_study(assignment, view=view, place=Pretended())] == ["one", "rain", "blast", "pipe"]
-    assert view.started == ["blast", "pipe"]
+        run_methods(assignment, listen=Recorder(), hosts=FakeHosts(stop_at=3, error=KeyboardInterrupt()))
+    recorder = Recorder()
+    assert [run.name for run in run_methods(assignment, listen=recorder, hosts=FakeHosts())] == [
+        "one",
+        "rain",
+        "blast",
+        "pipe",
+    ]
+    assert recorder.started == ["blast", "pipe"]
 
 
 @pytest.mark.parametrize(
@@ -183,61 +185,76 @@ def test_stopped_study_of_kinds_continues_where_it_stopped(tmp_path: Path) -> No
     [
         (Method(name="m", kind="Rainfall()"), "a kind must be one that sandtable study knows, but got Rainfall"),
         (Method(name="m", kind="OneMachine(batch=0)"), "batch must be 1 image or more, but got 0; leave it out"),
-        (Method(name="m", kind="Downpour(optimizer='Adam')"), "must be one of .*, but got 'Adam'; as in the paper"),
-        (Method(name="m", kind="Downpour(shards=3)"), "must not exceed the ranks .*, but got 3; take fewer"),
+        (Method(name="m", kind="Downpour(optimizer='Adam')"), "must be one of .*, but got 'Adam'; see the paper"),
+        (Method(name="m", kind="Downpour(shards=3)"), "must not exceed the number of ranks .*, but got 3; use fewer"),
         (Method(name="m", kind="Downpour(n_push=0)"), "must be 1 or more steps, but got .1, 0.; 1 is every step"),
         (Method(name="m", kind="Downpour(n_push='often')"), "must have arguments of the right types"),
         (Method(name="m", kind="Sandblaster(portion=0)"), "portion_size must be 1 or more, but got"),
         (Method(name="m", kind="Sandblaster(history=0)"), "history .* must be 1 or more, but got"),
         (
             Method(name="m", kind="Sandblaster()", learning_rate=0.1),
-            "learning_rate must be left out of a method that goes by no learning rate .*, but got 0.1; take it away",
+            "learning_rate must be left out where there is no learning rate .*, but got 0.1; remove it",
         ),
         (Method(name="m", kind="PipeDream()"), "PipeDream must be given its own arguments"),
         (Method(name="m", kind="PipeDream(boundaries=6)"), "boundaries must be a list .*, but got 6; try"),
-        (Method(name="m", kind="PipeDream(boundaries=[99])"), "behind the first, but got 99 of 10 layers; try 1 to 9"),
+        (Method(name="m", kind="PipeDream(boundaries=[99])"), "after the first, but got 99 of 10 layers; try 1 to 9"),
         (
             Method(name="m", kind="PipeDream(boundaries=[6], replicas=[7, 1])"),
-            "must add up to the ranks of the group .2., but .7, 1. add up to 8; start as many ranks",
+            "must add up to the ranks of the group .2., but .7, 1. add up to 8; start that many ranks",
         ),
     ],
 )
 def test_kind_that_cannot_work_is_refused_before_the_first_run(tmp_path: Path, method: Method, words: str) -> None:
-    place = Pretended()
+    hosts = FakeHosts()
     with pytest.raises(StudyError, match=f"m: .*{words}"):
-        run_study(with_methods(quick(tmp_path), [method]), view=Silent(), place=place)
-    assert place.count == 0
+        run_methods(with_methods(quick(tmp_path), [method]), listen=Recorder(), hosts=hosts)
+    assert hosts.count == 0
 
 
 def test_damaged_run_is_refused_with_its_file(tmp_path: Path) -> None:
     assignment = quick(tmp_path)
     file = assignment.result_file(assignment.settings.methods[0])
-    write_whole(file, {"version": 9})
+    write_json(file, {"version": 9})
     with pytest.raises(StudyError, match="must be a run of version 1, but got 9"):
         Store(assignment).runs()
 
 
-def test_run_of_ranks_takes_the_slowest_clock_and_the_mean_of_the_rest() -> None:
-    times = ("communication_s", "synchronisation_s", "exposed_s")
-    names = (*times, "sent_bytes", "received_bytes", "messages", "loss", "accuracy")
-    ranks = [
-        {
-            "epochs": [{**dict.fromkeys(names, value), "seconds": value, "disagreement": 0.0}],
-            "replica_correct": value,
-            "tested": 10,
-            "memory_bytes": value,
-        }
+def test_merging_workers_takes_the_slowest_clock_and_the_mean_of_the_rest() -> None:
+    records = [
+        WorkerRecord(
+            epochs=(
+                Epoch(
+                    seconds=value,
+                    communication_s=value,
+                    synchronisation_s=value,
+                    exposed_s=value,
+                    sent_bytes=value,
+                    received_bytes=value,
+                    messages=value,
+                    loss=value,
+                    accuracy=value,
+                    disagreement=0.0,
+                ),
+            ),
+            replica_correct=value,
+            tested=10,
+            memory_bytes=value,
+        )
         for value in (2.0, 4.0)
     ]
-    run = run_of_ranks(ranks, name="x", fingerprint="y", settings={})
+    run = merge_workers(records, name="x", fingerprint="y", settings={})
     assert (run.seconds, run.communication_s, run.replica_accuracy, run.compute_s) == (4.0, 3.0, 0.3, 1.0)
-    assert Run.from_dict(json.loads(json.dumps(run.to_dict())), source="here") == run
+    assert StudyRun.from_dict(json.loads(json.dumps(run.to_dict())), source="here") == run
 
 
-def test_lines_are_told_apart() -> None:
-    assert told('[rank0] @study {"done": 1}') == {"done": 1}
-    assert told("Warning: something") is None
-    assert told('@study {"done": ') is None
+def test_events_of_workers_survive_their_way_as_lines_and_other_lines_are_none() -> None:
+    advanced = MethodAdvanced(method="m", num_steps=1, total_steps=2)
+    epoch = EpochFinished(method="m", num_steps=2, total_steps=2, epoch=1, loss=0.5, accuracy=0.9, is_last=True)
+    for event in (advanced, epoch, WorkerFailed(message="no")):
+        assert decode(f"[rank0] {encode(event)}") == event
+    assert decode("Warning: something") is None
+    assert decode(encode(advanced)[:-5]) is None
+    assert decode('@study {"event": "MethodAdvanced"}') is None
 
 
 @pytest.mark.slow
@@ -250,23 +267,25 @@ def test_two_workers_on_loopback_learn_and_bulk_synchronous_equals_local_sgd_of_
         out=assignment.out,
         methods=STUB,
     )
-    view = Silent()
-    bulk, local = run_study(assignment, view=view)
+    recorder = Recorder()
+    bulk, local = run_methods(assignment, listen=recorder)
     assert bulk.accuracy > 0.5
     assert local.accuracy == pytest.approx(bulk.accuracy, abs=0.01)
     assert bulk.epochs[-1].disagreement < 1e-10
     assert bulk.sent_bytes > local.sent_bytes * 0.9
     assert 0 < bulk.communication_s < bulk.seconds
     assert bulk.memory_bytes > 1e6
-    assert view.heard[-1]["is_last"]
+    last = recorder.advanced[-1]
+    assert isinstance(last, EpochFinished)
+    assert last.is_last
 
 
 @pytest.mark.slow
 def test_kinds_run_under_torchrun_and_end_in_one_table(tmp_path: Path) -> None:
     assignment = with_methods(quick(tmp_path, images_share=0.1, training={"learning_rate": 0.02}), KINDS)
-    view = Silent()
-    runs = run_study(assignment, view=view)
-    assert [run.name for run in runs] == view.started == ["one", "rain", "blast", "pipe"]
+    recorder = Recorder()
+    runs = run_methods(assignment, listen=recorder)
+    assert [run.name for run in runs] == recorder.started == ["one", "rain", "blast", "pipe"]
     assert [run.sent_bytes > 0 for run in runs] == [False, True, True, True]
     assert all(run.seconds > 0 and len(run.epochs) == 2 for run in runs)
     assert markdown(compare(runs), assignment.settings).count("| ") > 4 * 10
@@ -277,9 +296,9 @@ def test_stopped_by_a_signal_no_worker_is_left(tmp_path: Path) -> None:
     assignment = quick(tmp_path, epochs=500)
     assignment.save()
     program = (
-        "from pathlib import Path; from tests.study.test_runner import Silent; "
-        "from sandtable.study.assignment import Assignment; from sandtable.study.runner import run_study; "
-        f"run_study(Assignment.load(Path({str(assignment.file)!r})), view=Silent())"
+        "from pathlib import Path; "
+        "from sandtable.study.store import Assignment; from sandtable.study.runner import run_methods; "
+        f"run_methods(Assignment.load(Path({str(assignment.file)!r})))"
     )
     study = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
@@ -292,7 +311,7 @@ def test_stopped_by_a_signal_no_worker_is_left(tmp_path: Path) -> None:
 
 
 def workers_of(file: Path) -> list[str]:
-    """Command lines of workers of that study."""
+    """Return the command lines of that study's workers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""Sandblaster in a study: the way of L-BFGS on all images, an evaluation an epoch."""
+"""Sandblaster in a study: L-BFGS on all images, one evaluation per epoch."""
 
 import threading
 from pathlib import Path
@@ -9,14 +9,11 @@ from tests.study.kinds_in_processes import settings_for, study
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from sandtable.methods.distbelief.lbfgs import LBFGS, Progress, minimize
-from sandtable.methods.distbelief.recursion import History
-from sandtable.methods.distbelief.space import LocalSpace
-from sandtable.methods.distbelief.vectors import Vectors
+from sandtable.methods.server import LBFGS, LBFGSHistory, LocalSpace, NamedVectors, Progress, minimize
 from sandtable.study import Method
 from sandtable.study.batches import as_input
 from sandtable.study.data import load_images
-from sandtable.study.kinds.conductor import Conductor
+from sandtable.study.kinds.epoch_gate import EpochGate
 from sandtable.study.model import build_model
 
 EPOCHS = 6
@@ -28,7 +25,7 @@ def alone(data: Path) -> list[tuple[int, float, float]]:
     model = build_model("tiny-cnn", shape=images.shape, num_classes=10, seed=0)
     inputs = as_input(images.train.pixels[0][:600].copy(), images)
     targets = torch.from_numpy(images.train.labels[:600].copy()).long()
-    vectors = Vectors([parameters_to_vector(model.parameters()).detach().clone()])
+    vectors = NamedVectors([parameters_to_vector(model.parameters()).detach().clone()])
 
     def evaluate() -> float:
         vector_to_parameters(vectors["weights"][0].clone(), model.parameters())
@@ -69,34 +66,34 @@ def test_it_takes_the_way_of_one_process_and_an_epoch_is_an_evaluation(tmp_path:
 
 
 def progress(evaluations: int, loss: float) -> Progress:
-    return Progress(loss=loss, gradient_norm=1.0, history=History(1), num_evaluations=evaluations)
+    return Progress(loss=loss, gradient_norm=1.0, history=LBFGSHistory(1), num_evaluations=evaluations)
 
 
 def test_an_iterate_counts_from_the_epoch_in_which_its_search_ended() -> None:
     """The second search takes three evaluations; after the third iterate there are no more."""
-    conductor, stood = Conductor(), []
+    gate, stood = EpochGate(), []
 
     def coordinate() -> None:
         for evaluations, loss in ((1, 8.0), (2, 7.0), (5, 4.0)):
             stood.append(evaluations)
-            conductor.stand_still(progress(evaluations, loss))
-        conductor.end()
+            gate.wait(progress(evaluations, loss))
+        gate.close()
 
     thread = threading.Thread(target=coordinate)
     thread.start()
-    assert conductor.advance(1) == (True, 8.0)
+    assert gate.advance(1) == (True, 8.0)
     assert stood == [1]  # it stands still until it is told to go on
-    told = [conductor.advance(number) for number in range(2, 8)]
+    told = [gate.advance(number) for number in range(2, 8)]
     assert told == [(True, 7.0), (False, 7.0), (False, 7.0), (True, 4.0), (False, 4.0), (False, 4.0)]
     thread.join(10)
     assert not thread.is_alive()
 
 
 def test_a_coordinator_that_nobody_waits_for_any_more_is_let_go() -> None:
-    conductor = Conductor()
-    thread = threading.Thread(target=conductor.stand_still, args=[progress(1, 1.0)])
+    gate = EpochGate()
+    thread = threading.Thread(target=gate.wait, args=[progress(1, 1.0)])
     thread.start()
-    conductor.advance(1)
-    conductor.let_go()
+    gate.advance(1)
+    gate.release()
     thread.join(10)
     assert not thread.is_alive()

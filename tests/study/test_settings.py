@@ -1,4 +1,4 @@
-"""Settings files: what they mean, and what is said about wrong ones."""
+"""Settings files: what they mean, and the messages for wrong ones."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from sandtable.errors import StudyError
 from sandtable.study import StudySettings, load_settings
 from sandtable.study.method import Method
-from sandtable.study.settings import Training, settings_of
+from sandtable.study.settings import Training, settings_from
 
 
 def settings_in(folder: Path, text: str) -> StudySettings:
@@ -78,7 +78,7 @@ def test_missing_file_and_broken_toml_are_one_message(tmp_path: Path) -> None:
 def test_settings_survive_json(tmp_path: Path) -> None:
     settings = StudySettings().changed(workers=3, kind="lab", rate_mbit=10.0)
     assert settings.network.rate_mbit == 10
-    assert settings_of(settings.model_dump(mode="json"), source="x") == settings
+    assert settings_from(settings.model_dump(mode="json"), source="x") == settings
 
 
 def test_fingerprint_changes_with_what_matters_and_only_then() -> None:
@@ -112,10 +112,10 @@ def test_kind_is_part_of_what_a_result_depends_on() -> None:
 
 def test_kind_stands_alone(tmp_path: Path) -> None:
     table = '[[methods]]\nname = "x"\nkind = "Downpour()"\n'
-    assert settings_in(tmp_path, table).methods[0].words == "Downpour()"
+    assert settings_in(tmp_path, table).methods[0].expression == "Downpour()"
     text = message_of(tmp_path, table + 'exchange = "Gossip()"')
     assert "methods.0.exchange must be left out where kind is given (Downpour()), but got 'Gossip()'" in text
-    assert "take one of the two away" in text
+    assert "remove one of the two" in text
 
 
 def test_kind_that_is_no_call_is_refused_at_its_key(tmp_path: Path) -> None:

@@ -10,15 +10,16 @@ from rich.console import Console
 
 from sandtable.study import StudySettings
 from sandtable.study.comparison import compare, seconds_to
+from sandtable.study.events import EpochFinished, MethodAdvanced, MethodFinished, MethodStarted, StudyStarted
 from sandtable.study.method import Method
 from sandtable.study.page import study_page
 from sandtable.study.plots import PLOTS, write_plots
-from sandtable.study.progress import TerminalView
-from sandtable.study.results import Epoch, Run
+from sandtable.study.progress import StudyTerminal
+from sandtable.study.results import Epoch, StudyRun
 from sandtable.study.table import markdown, print_table
 
 
-def run(name: str, *, seconds: float, communication_s: float, accuracy: float) -> Run:
+def run(name: str, *, seconds: float, communication_s: float, accuracy: float) -> StudyRun:
     epochs = tuple(
         Epoch(
             seconds=seconds / 2,
@@ -34,7 +35,7 @@ def run(name: str, *, seconds: float, communication_s: float, accuracy: float) -
         )
         for part in (0.5, 1.0)
     )
-    return Run(name=name, fingerprint="x", settings={}, epochs=epochs, replica_accuracy=accuracy, memory_bytes=1e8)
+    return StudyRun(name=name, fingerprint="x", settings={}, epochs=epochs, replica_accuracy=accuracy, memory_bytes=1e8)
 
 
 RUNS = [
@@ -94,13 +95,15 @@ def test_markdown_has_a_line_a_run_and_its_rate() -> None:
 
 def test_progress_in_a_file_is_a_line_an_epoch() -> None:
     file = io.StringIO()
-    with TerminalView(Console(file=file, width=160)) as view:
-        view.begin([Method(name="mine")], stored=[])
-        view.start(Method(name="mine"))
-        view.advance({"done": 1, "total": 4})
-        view.advance({"done": 2, "total": 4, "epoch": 1, "accuracy": 0.5, "loss": 1.25, "is_last": False})
-        view.end(RUNS[0])
-    lines = file.getvalue().splitlines()
+    method = Method(name="mine")
+    with StudyTerminal(Console(file=file, width=160)) as listen:
+        listen(StudyStarted(settings=StudySettings(), methods=(method,)))
+        listen(MethodStarted(method=method))
+        listen(MethodAdvanced(method="mine", num_steps=1, total_steps=4))
+        listen(EpochFinished(method="mine", num_steps=2, total_steps=4, epoch=1, accuracy=0.5, loss=1.25))
+        listen(MethodFinished(run=RUNS[0]))
+    headline, *lines = file.getvalue().splitlines()
+    assert headline.startswith("cifar10, small-cnn")
     assert lines[0] == "mine, epoch 1: accuracy 50.00%, loss 1.250"
     assert lines[1].startswith("1/1 the first: accuracy 70.00%")
     assert len(lines) == 2
@@ -109,11 +112,11 @@ def test_progress_in_a_file_is_a_line_an_epoch() -> None:
 def test_names_with_brackets_are_printed_as_they_are() -> None:
     file, name = io.StringIO(), "top-k [dgc] [/dgc]"
     console = Console(file=file, width=200)
-    with TerminalView(console) as view:
-        view.begin([Method(name=name)], stored=[])
-        view.start(Method(name=name))
-        view.advance({"done": 1, "total": 1, "epoch": 1, "accuracy": 0.5, "loss": 1.25, "is_last": True})
-        view.end(replace(RUNS[0], name=name))
+    with StudyTerminal(console) as listen:
+        listen(StudyStarted(settings=StudySettings(), methods=(Method(name=name),)))
+        listen(MethodStarted(method=Method(name=name)))
+        listen(EpochFinished(method=name, num_steps=1, total_steps=1, epoch=1, accuracy=0.5, loss=1.25, is_last=True))
+        listen(MethodFinished(run=replace(RUNS[0], name=name)))
     print_table(compare([replace(RUNS[0], name=name)]), StudySettings(), console)
     assert file.getvalue().count(name) == 3
 

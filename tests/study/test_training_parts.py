@@ -1,4 +1,4 @@
-"""Batches, model and schedule: what one worker trains on, with and by."""
+"""Batches, model and schedule of one worker."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,16 @@ import torch
 
 from sandtable.study import Training
 from sandtable.study.batches import Batches, shifted
-from sandtable.study.data import ImageSet, Part
+from sandtable.study.data import ImageSet, ImageSplit
 from sandtable.study.model import build_model
-from sandtable.study.schedule import learning_rate
 
 
 def numbered_images(count: int) -> ImageSet:
     """Image i is all i, and so is its label, modulo what a byte holds."""
     values = (np.arange(count) % 256).astype(np.uint8)
     pixels = np.broadcast_to(values[:, None, None, None], (count, 3, 8, 8))
-    part = Part(pixels=[np.array(pixels)], labels=values)
-    return ImageSet(name="n", num_classes=10, train=part, test=part, mean=(0.0,) * 3, deviation=(1.0,) * 3)
+    split = ImageSplit(pixels=[np.array(pixels)], labels=values)
+    return ImageSet(name="n", num_classes=10, train=split, test=split, mean=(0.0,) * 3, deviation=(1.0,) * 3)
 
 
 def batches(rank: int, *, workers: int = 3, count: int = 100, batch: int = 10) -> Batches:
@@ -69,7 +68,7 @@ def test_small_cnn_has_half_a_million_parameters_and_comes_from_its_seed() -> No
 
 def test_rate_rises_in_a_line_and_falls_to_nothing() -> None:
     rates = [
-        learning_rate(Training(learning_rate=0.4, warm_up_epochs=2), step=step, steps_per_epoch=10, epochs=10)
+        Training(learning_rate=0.4, warm_up_epochs=2).rate_at(step, steps_per_epoch=10, epochs=10)
         for step in range(100)
     ]
     assert rates[0] == pytest.approx(0.02)
@@ -81,7 +80,6 @@ def test_rate_rises_in_a_line_and_falls_to_nothing() -> None:
 
 def test_constant_rate_stays_after_the_rise_which_a_short_training_shortens() -> None:
     rates = [
-        learning_rate(Training(learning_rate=1.0, schedule="constant"), step=step, steps_per_epoch=4, epochs=2)
-        for step in range(8)
+        Training(learning_rate=1.0, schedule="constant").rate_at(step, steps_per_epoch=4, epochs=2) for step in range(8)
     ]
     assert rates == [0.5, *[1.0] * 7]

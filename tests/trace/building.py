@@ -10,7 +10,7 @@ from sandtable.trace import (
     Note,
     Phase,
     RankRecords,
-    Run,
+    RunFacts,
     Signature,
     SyncKind,
     TensorSpec,
@@ -20,7 +20,7 @@ from sandtable.trace import (
 def spec(
     *shape: int, dtype: str = "float32", device: str = "cuda", strides: tuple[int, ...] | None = None
 ) -> TensorSpec:
-    """A contiguous tensor, unless strides are given."""
+    """Return a contiguous tensor, unless strides are given."""
     if strides is None:
         strides = ()
         size = 1
@@ -97,4 +97,4 @@ def make_rank(
     return RankRecords.build(**(fields | changes))
 
 
-RUN = Run(world_size=4, cluster="dgx-a100", gpus_per_node=8, command=("train.py", "--fast"), wall_seconds=1.5)
+RUN = RunFacts(world_size=4, cluster="dgx-a100", gpus_per_node=8, command=("train.py", "--fast"), wall_seconds=1.5)

@@ -55,7 +55,7 @@ def test_another_version_is_refused_with_both_versions(tmp_path: Path):
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(TraceError, match="must be some, but"):
+    with pytest.raises(TraceError, match="must be a some file, but"):
         archive.Reader(path, family="some", version=3)
 
 
@@ -63,10 +63,10 @@ def test_a_zip_of_another_kind_is_refused(tmp_path: Path):
     path = tmp_path / "file"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("hello.txt", "hello")
-    with pytest.raises(TraceError, match="must be some, but"):
+    with pytest.raises(TraceError, match="must be a some file, but"):
         archive.Reader(path, family="some", version=3)
     write(path)
-    with pytest.raises(TraceError, match="must be other, but"):
+    with pytest.raises(TraceError, match="must be a other file, but"):
         archive.Reader(path, family="other", version=3)
 
 

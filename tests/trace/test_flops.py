@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def counted(op, *args) -> tuple[int, Signature]:
-    """What torch counts for a call on the meta device, and the signature sandtable would record for it."""
+    """Return what torch counts for a call on the meta device, and the signature sandtable would record."""
     with FlopCounterMode(display=False) as counter:
         result = op(*args)
     outputs = [item for item in (result if isinstance(result, tuple) else (result,)) if isinstance(item, torch.Tensor)]

@@ -19,7 +19,7 @@ from sandtable.trace import (
     Note,
     Phase,
     RankRecords,
-    Run,
+    RunFacts,
     Signature,
     Trace,
 )
@@ -134,14 +134,14 @@ def test_steps_are_slices_that_operators_and_collectives_take():
 
 def test_records_after_the_last_step_belong_to_no_step():
     records = RankRecords.build(rank=0, records={"kind": [Kind.STEP, Kind.ALLOC], "ref": [0, 0]})
-    trace = Trace.assemble({0: records}, classes={0: [0]}, groups=[], run=Run(world_size=1))
+    trace = Trace.assemble({0: records}, classes={0: [0]}, groups=[], run=RunFacts(world_size=1))
     assert trace.rank(0).step_slices() == (slice(0, 1),)
 
 
 def test_the_memory_timeline_adds_allocations_and_takes_frees_away():
     kinds = [Kind.ALLOC, Kind.OPERATOR, Kind.ALLOC, Kind.FREE, Kind.SEGMENT_ALLOC]
     records = RankRecords.build(rank=0, records={"kind": kinds, "value": [512, 0, 1024, 512, 2**21]}, signatures=[MM])
-    trace = Trace.assemble({0: records}, classes={0: [0]}, groups=[], run=Run(world_size=1))
+    trace = Trace.assemble({0: records}, classes={0: [0]}, groups=[], run=RunFacts(world_size=1))
     index, allocated = trace.rank(0).memory_timeline()
     assert index.tolist() == [0, 2, 3]
     assert allocated.tolist() == [512, 1536, 1024]
@@ -292,7 +292,7 @@ def make_large(*, tp: int, pp: int, dp: int, count: int) -> Trace:
         for r in representatives
     }
     classes = {r: range(r, r + stage) for r in representatives}
-    return Trace.assemble(records, classes=classes, groups=groups, run=Run(world_size=world))
+    return Trace.assemble(records, classes=classes, groups=groups, run=RunFacts(world_size=world))
 
 
 def assert_equal(one: Trace, other: Trace) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.torchrun import torchrun
-from tests.vgpu.virtual import shared_zygote
+from tests.vgpu.virtual import on_shared_launcher
 
 from sandtable.cluster import load
 from sandtable.trace import Kind, Phase, Trace
-from sandtable.vgpu import Job, core_path, launch
+from sandtable.vgpu import Job, launch
 
 SCRIPTS = Path(__file__).parents[2] / "validation" / "scripts"
 FP32 = ("--param-dtype", "float32")
@@ -39,9 +39,8 @@ def capture(script: str, *flags: str) -> Trace:
         nproc_per_node=2,
         cluster=load("dgx-a100"),
         num_steps=2,
-        core_path=str(core_path()),
     )
-    with shared_zygote():
+    with on_shared_launcher():
         return launch(job)
 
 
@@ -121,8 +120,7 @@ def test_network_alone_does_not_average_gradients() -> None:
         nproc_per_node=1,
         cluster=load("dgx1-p100"),
         num_steps=2,
-        core_path=str(core_path()),
     )
-    with shared_zygote():
+    with on_shared_launcher():
         trace = launch(job)
     assert counts(trace)["all_reduce"] == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sandtable.errors import ValidationSetError
-from sandtable.validation.prediction import Prediction
+from sandtable.validation.quantities import Prediction
 from sandtable.validation.rows import RowSet, load_set
 from sandtable.validation.scores import score
 

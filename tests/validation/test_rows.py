@@ -6,7 +6,7 @@ import pytest
 
 from sandtable.cluster import load
 from sandtable.errors import ValidationSetError
-from sandtable.validation import Row, load_set, load_sets
+from sandtable.validation import PublishedRow, load_set, load_sets
 from sandtable.validation.quantities import quantity
 
 DIRECTORY = Path(__file__).parents[2] / "validation"
@@ -113,7 +113,7 @@ calibrate = ["w2-g1"]
         ('script = "train.py"', 'script = "other.py"', "there is no 'other.py'"),
         ('use = "calibrate"', 'use = "both"', "use"),
         ("[flags]", "[flag]", "flag"),
-        ('title = "a set"', 'title = "a set', "readable TOML"),
+        ('title = "a set"', 'title = "a set', "valid TOML"),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -129,5 +129,5 @@ def test_a_directory_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_are_plain_data() -> None:
-    row = Row(id="a", use="predict", settings={"gpus": 8}, measured={}, args=())
+    row = PublishedRow(id="a", use="predict", settings={"gpus": 8}, measured={}, args=())
     assert row.gpus == 8

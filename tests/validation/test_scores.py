@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandtable.errors import ValidationSetError
-from sandtable.validation import Report, Row, RowSet, fill_page, scatter_svg
-from sandtable.validation.prediction import Prediction
-from sandtable.validation.quantities import quantity
-from sandtable.validation.ranking import contests
+from sandtable.validation import PublishedRow, RowSet, ValidationReport, fill_page, scatter_svg
+from sandtable.validation.quantities import Prediction, quantity
 from sandtable.validation.schema import ScoreTable
-from sandtable.validation.scores import Score, score
+from sandtable.validation.scores import Score, contests, score
 
 FIGURE = st.floats(min_value=1e-3, max_value=1e3)
 
@@ -23,11 +21,11 @@ def took(seconds: float, gib: float = 1.0) -> Prediction:
     return Prediction(step_ns=round(seconds * 1e9), peak_allocated_bytes=size, peak_reserved_bytes=2 * size)
 
 
-def row(name: str, measured: float, *, use: str = "predict", **settings: object) -> Row:
-    return Row(id=name, use=use, settings={"gpus": 4, **settings}, measured={"time": measured}, args=())
+def row(name: str, measured: float, *, use: str = "predict", **settings: object) -> PublishedRow:
+    return PublishedRow(id=name, use=use, settings={"gpus": 4, **settings}, measured={"time": measured}, args=())
 
 
-def rows(*given_rows: Row, quantity: str = "step_s") -> RowSet:
+def rows(*given_rows: PublishedRow, quantity: str = "step_s") -> RowSet:
     return RowSet(
         name="made_up",
         title="",
@@ -42,7 +40,7 @@ def rows(*given_rows: Row, quantity: str = "step_s") -> RowSet:
     )
 
 
-def scored(*pairs: tuple[Row, float]) -> Score:
+def scored(*pairs: tuple[PublishedRow, float]) -> Score:
     return score(rows(*(each for each, _ in pairs)), "time", {each.id: took(seconds) for each, seconds in pairs})
 
 
@@ -115,7 +113,7 @@ def test_the_pick_is_judged_by_what_was_measured() -> None:
     assert x.regret_pct == pytest.approx(50.0)
     assert (y.pick.row.id, y.regret_pct) == ("good", 0.0)
     assert contests(found, []) == []
-    plain = Report(scores=(found,), contests={"time": [x, y]}).to_dict()["ranking"]["time"]
+    plain = ValidationReport(scores=(found,), contests={"time": [x, y]}).to_dict()["ranking"]["time"]
     assert (plain["n"], plain["within_2_pct"], plain["max_regret_pct"]) == (2, 1, 50.0)
 
 
@@ -127,17 +125,17 @@ def test_the_pick_is_never_better_than_the_best(pairs: list[tuple[float, float]]
 
 def test_the_scatter_plot_has_a_point_for_every_row_and_escapes_names() -> None:
     found = scored((row("a<b", 1.0), 1.1), (row("c", 2.0, use="calibrate"), 1.0))
-    drawing = ElementTree.fromstring(scatter_svg(Report(scores=(found,))))
+    drawing = ElementTree.fromstring(scatter_svg(ValidationReport(scores=(found,))))
     titles = [each.text or "" for each in drawing.iter("{http://www.w3.org/2000/svg}title")]
     assert [title.split(":")[0] for title in titles] == ["a<b", "c"]
-    assert ElementTree.fromstring(scatter_svg(Report(scores=()))).tag.endswith("svg")
+    assert ElementTree.fromstring(scatter_svg(ValidationReport(scores=()))).tag.endswith("svg")
 
 
 def test_figures_replace_what_is_between_the_marks_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- validation: begin -->\nold\n<!-- validation: end -->\nafter\n")
     found = scored((row("a", 1.0, model="x"), 1.1), (row("b", 2.0, model="x"), 2.0))
-    report = Report(scores=(found,), contests={"time": contests(found, ["model"])})
+    report = ValidationReport(scores=(found,), contests={"time": contests(found, ["model"])})
     for _ in range(2):
         fill_page(page, report)
     text = page.read_text()

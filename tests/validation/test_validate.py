@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 from sandtable.cli import app
 from sandtable.errors import ValidationSetError
-from sandtable.validation import Choice, load_sets, validate
-from sandtable.validation.captures import Capture
+from sandtable.events import Event
+from sandtable.validation import Choice, RowFailed, RowPredicted, RowStarted, load_sets, validate
+from sandtable.validation.prediction import capture_path
 from sandtable.validation.run import choose
+from sandtable.vgpu import Launcher
 
 ROOT = Path(__file__).parents[2]
 TINY = """
@@ -48,8 +50,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_are_captured_once_and_predicted(directory: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = load_sets(directory)
-    report = validate(sets, Choice(), cache=cache)
+    events: list[Event] = []
+    report = validate(directory, cache=cache, listen=events.append)
+    assert events == [
+        RowStarted(row_id="tiny-tp", done=0, total=2),
+        RowPredicted(row_id="tiny-tp", done=1, total=2),
+        RowStarted(row_id="tiny-pp", done=1, total=2),
+        RowPredicted(row_id="tiny-pp", done=2, total=2),
+    ]
     assert report.failures == {}
     tiny, memory = report.scores
     assert [each.row.id for each in tiny.outcomes] == ["tiny-tp", "tiny-pp"]
@@ -59,15 +67,22 @@ def test_rows_are_captured_once_and_predicted(directory: Path, cache: Path, monk
     parts = tiny.outcomes[0].prediction.breakdown_ns
     assert sum(parts.values()) == pytest.approx(tiny.outcomes[0].prediction.step_ns, rel=1e-3)
 
-    monkeypatch.setattr("sandtable.validation.captures.launch", lambda job: pytest.fail("captured again"))
+    monkeypatch.setattr(Launcher, "capture", lambda *_, **__: pytest.fail("captured again"))
     shutil.rmtree(cache / "predictions")
-    assert validate(sets, Choice(), cache=cache).to_dict() == report.to_dict()
-    monkeypatch.setattr("sandtable.validation.prediction.simulate", lambda *_: pytest.fail("simulated again"))
-    assert validate(sets, Choice(), cache=cache).to_dict() == report.to_dict()
+    assert validate(directory, cache=cache).to_dict() == report.to_dict()
+    monkeypatch.setattr("sandtable.validation.prediction.rehearse", lambda *_: pytest.fail("simulated again"))
+    assert validate(directory, cache=cache).to_dict() == report.to_dict()
+
+
+def test_rows_are_predicted_in_several_processes(directory: Path, cache: Path) -> None:
+    events: list[Event] = []
+    report = validate(directory, cache=cache, jobs=2, listen=events.append)
+    assert report.to_dict() == validate(directory, cache=cache).to_dict()
+    assert [event.done for event in events if isinstance(event, RowPredicted)] == [1, 2]
 
 
 def test_the_command_prints_figures_of_each_score(directory: Path, cache: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sandtable.cli_validate.cache_directory", lambda: cache)
+    monkeypatch.setattr("sandtable.validation.run.cache_directory", lambda: cache)
     done = CliRunner().invoke(app, ["validate", "--from", str(directory), "--json", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     plain = json.loads(done.stdout)
@@ -81,18 +96,22 @@ def test_the_command_prints_figures_of_each_score(directory: Path, cache: Path, 
 
 def test_an_unknown_set_is_refused(directory: Path, cache: Path) -> None:
     with pytest.raises(ValidationSetError, match="there are tiny, tiny-memory"):
-        validate(load_sets(directory), Choice(sets=("large",)), cache=cache)
+        validate(directory, choice=Choice(sets=("large",)), cache=cache)
 
 
 def test_a_row_that_fails_is_reported_and_the_others_go_on(directory: Path, cache: Path) -> None:
     broken = directory / "rows" / "broken.toml"
     text = TINY.replace("tiny", "odd").replace("tp = 2,", "tp = 3,").replace("--layers", "--unknown", 1)
     broken.write_text(text.replace("--unknown", "--layers").replace("gpus = 2, tp", "gpus = 3, tp"))
+    events: list[Event] = []
     try:
-        report = validate(load_sets(directory), Choice(sets=("broken",)), cache=cache)
+        report = validate(directory, choice=Choice(sets=("broken",)), cache=cache, listen=events.append)
     finally:
         broken.unlink()
     assert list(report.failures) == ["odd-tp"]
+    assert [event for event in events if isinstance(event, RowFailed)] == [
+        RowFailed(row_id="odd-tp", done=1, total=2, message=report.failures["odd-tp"])
+    ]
     assert [each.row.id for each in report.scores[0].outcomes] == ["odd-pp"]
 
 
@@ -110,10 +129,7 @@ def test_a_capture_is_named_after_what_the_script_does(directory: Path, tmp_path
     before, after = load_sets(directory)[0], load_sets(tmp_path / "copy" / "validation")[0]
 
     def name(row_set, row=0) -> str:
-        from sandtable.validation import captures
-
-        captures._script_digest.cache_clear()
-        return Capture.of(row_set, row_set.rows[row], cache=tmp_path).path.name
+        return capture_path(row_set, row_set.rows[row], cache=tmp_path).name
 
     assert name(before) == name(after)
     assert name(before) != name(before, row=1)

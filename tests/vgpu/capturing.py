@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from tests.vgpu.virtual import shared_zygote
+from tests.vgpu.virtual import on_shared_launcher
 
 from sandtable.cluster import load
 from sandtable.trace import Trace
-from sandtable.vgpu import Job, core_path, launch
+from sandtable.vgpu import Job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPUS_PER_NODE = 8
@@ -30,7 +30,6 @@ def capture(
         cluster=load("dgx-a100", nodes=world_size // per_node),
         num_steps=num_steps,
         ranks=ranks,
-        core_path=str(core_path()),
     )
-    with shared_zygote():
-        return launch(job)
+    with on_shared_launcher() as launcher:
+        return launcher.launch(job)

@@ -1,4 +1,4 @@
-"""Operators as scripts use them, one function a case.
+"""Operators as scripts use them, one function per case.
 
 Each takes `make`, which gives a leaf tensor of a shape (`make.floats`, `make.integers`, `make.flags`), so that one case
 runs on the host, on the virtual GPU with values it knows, and there with values it does not.

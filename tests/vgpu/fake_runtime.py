@@ -1,4 +1,4 @@
-"""A runtime without a GPU, real or virtual: scripts talk to the exchange themselves, and log what they "did".
+"""A runtime without a GPU, real or virtual: scripts talk to the rank channel themselves, and log what they "did".
 
 A script does `from tests.vgpu.fake_runtime import dist` and uses `dist.new_group(...)`, `dist.gather(...)` and so on.
 Every call becomes a record; the digest is that of the records.
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sandtable.trace import RankRecords
-from sandtable.vgpu.exchange import Call, Exchange
+from sandtable.vgpu.preload import UnloadableCoreError
+from sandtable.vgpu.protocol import Call
+from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.stop import StopCapture
 
@@ -22,6 +24,8 @@ LOADED: list[str] = []
 def load(core_path: str) -> None:
     if core_path == "broken":
         raise OSError("no such core")
+    if core_path == "unloadable":
+        raise UnloadableCoreError("wrong architecture")
     LOADED.append(core_path)
 
 
@@ -30,7 +34,7 @@ class Dist:
     """What a script sees."""
 
     settings: RankSettings | None = None
-    exchange: Exchange | None = None
+    channel: RankChannel | None = None
     groups: list[tuple[int, ...]] = field(default_factory=list)
     counts: Counter[tuple[object, ...]] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -55,19 +59,19 @@ class Dist:
         return self.new_group(tuple(range(self.world_size)), "world")
 
     def new_group(self, ranks: tuple[int, ...], name: str) -> int:
-        assert self.exchange
-        self.exchange.announce_group(ranks, name)
+        assert self.channel
+        self.channel.announce_group(ranks, name)
         if self.rank not in ranks:
             return -1
         self.groups.append(ranks)
         return len(self.groups) - 1
 
     def gather(self, group: int, payload: bytes | None, *, op: str = "all_gather") -> list[bytes | None]:
-        assert self.exchange
+        assert self.channel
         call = self._call(group, op, ("gather", group), num_bytes=-1)
         self._note(call)
         self.do(1000 + group)
-        return self.exchange.gather(call.to_tuple(), payload)
+        return self.channel.gather((*call,), payload)
 
     def all_reduce(self, group: int, num_bytes: int, *, op: str = "all_reduce") -> None:
         """A large one: nothing is exchanged."""
@@ -75,20 +79,20 @@ class Dist:
         self.do(num_bytes)
 
     def send(self, group: int, peer: int, payload: bytes | None) -> None:
-        assert self.exchange
+        assert self.channel
         self._meet(group, peer)
         call = self._call(group, "send", ("send", group, peer), num_bytes=-1, peer=peer)
-        self.exchange.send(call.to_tuple(), payload)
+        self.channel.send((*call,), payload)
         self.do(2000 + group)
 
     def receive(self, group: int, peer: int) -> bytes | None:
-        assert self.exchange
+        assert self.channel
         self._meet(group, peer)
         self.do(3000 + group)
         call = self._call(group, "recv", ("recv", group, peer), num_bytes=-1, peer=peer)
-        return self.exchange.receive(call.to_tuple())
+        return self.channel.receive((*call,))
 
-    def take_notes(self) -> tuple[list[str], bytes]:
+    def take_logged_calls(self) -> tuple[list[str], bytes]:
         new, self.num_told_texts = self.texts[self.num_told_texts :], len(self.texts)
         notes, self.notes = self.notes, []
         return new, np.array(notes, dtype=np.int64).tobytes()
@@ -100,10 +104,10 @@ class Dist:
             raise StopCapture("steps")
 
     def _meet(self, group: int, peer: int) -> None:
-        assert self.exchange
+        assert self.channel
         if not self.counts["meet", group, peer]:
             self.counts["meet", group, peer] += 1
-            self.exchange.announce_peer(group, peer)
+            self.channel.announce_peer(group, peer)
 
     def _note(self, call: Call) -> None:
         op, dtype, file = (self._number(text) for text in (call.op, call.dtype, call.file))
@@ -138,9 +142,9 @@ class Capture:
         self._settings = settings
 
     @classmethod
-    def start(cls, settings: RankSettings, exchange: Exchange) -> "Capture":
-        dist.settings, dist.exchange = settings, exchange
-        exchange.take_notes = dist.take_notes
+    def start(cls, settings: RankSettings, channel: RankChannel) -> "Capture":
+        dist.settings, dist.channel = settings, channel
+        channel.take_logged_calls = dist.take_logged_calls
         return cls(settings)
 
     def finish(self, stop_reason: str) -> RankRecords:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sandtable.vgpu.group_book import Chunk, GroupBook
+from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.vgpu.protocol import GroupsMade
 
 Named = tuple[str, tuple[int, ...]]
 
@@ -19,11 +20,11 @@ def mesh_groups(*, pp: int = 1, dp: int = 1, tp: int = 1) -> list[Named]:
     return groups
 
 
-def book_of(world_size: int, groups: list[Named], *, ranks: tuple[int, ...] = (0,)) -> GroupBook:
-    book = GroupBook(world_size)
+def registry_of(world_size: int, groups: list[Named], *, ranks: tuple[int, ...] = (0,)) -> GroupRegistry:
+    registry = GroupRegistry(world_size)
     for rank in ranks:
-        book.announce(rank, Chunk.of(groups))
-    return book
+        registry.announce(rank, GroupsMade.of(groups))
+    return registry
 
 
 def _rows(mesh: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", axis: int) -> Iterator[list[int]]:

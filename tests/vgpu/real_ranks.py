@@ -1,4 +1,4 @@
-"""Examples as torchrun would run them, on CPUs with gloo, and what each rank said to the others meanwhile."""
+"""Examples as torchrun would run them, on CPUs with gloo, and what each rank sends the others meanwhile."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""`--ranks auto` runs a few ranks and says what all do; `--ranks all` runs them all. The traces must be the same."""
+"""`--ranks auto` runs a few ranks, `--ranks all` runs them all, and both give the same trace."""
 
 import pytest
 from tests.vgpu.capturing import capture

@@ -1,11 +1,13 @@
-"""The core is built when it is needed, once, and what is missing is named."""
+"""The core is built once, when it is needed; errors name what is missing."""
 
+import os
 from pathlib import Path
 
 import pytest
+from tests.vgpu.test_launcher import ROOT, job
 
 from sandtable.errors import BuildError
-from sandtable.vgpu import build
+from sandtable.vgpu import Launcher, build
 
 
 def test_a_built_core_is_found_again_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +58,28 @@ def test_a_cuda_build_of_torch_is_refused_in_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cu130")
     with pytest.raises(BuildError, match=r"2\.13\.0\+cu130 is a CUDA build.*torch==2\.13\.0\+cpu"):
         build.core_path()
+
+
+def test_a_damaged_core_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SANDTABLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_build", lambda path, show, version: path.write_bytes(b"a core"))
+    core = build.core_path()
+    for damage in (b"", b"a c", b"garbage"):
+        core.write_bytes(damage)
+        assert build.core_path().read_bytes() == b"a core"
+
+
+def test_a_core_that_does_not_load_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
+    asked = []
+
+    def core_path(*, is_unloadable: bool = False) -> Path:
+        asked.append(is_unloadable)
+        return Path("good" if is_unloadable else "unloadable")
+
+    monkeypatch.setattr("sandtable.vgpu.launcher.built_core_path", core_path)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with Launcher(runtime="tests.vgpu.fake_entry") as launcher:
+        launcher.launch(job(str(script), world=1))
+    assert asked == [False, True]

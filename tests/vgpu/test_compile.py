@@ -1,4 +1,4 @@
-"""torch.compile in a rehearsal: the model runs as it is, and that is said once."""
+"""torch.compile in a rehearsal: the model runs unchanged, and a message appears once."""
 
 # Bodies are scripts: they use torch as scripts do, which is more than its annotations know.
 # mypy: disable-error-code="attr-defined"

@@ -1,4 +1,4 @@
-"""Device management as a script sees it: which card, what it says of itself, streams, events, random numbers, flags."""
+"""Device management as a script sees it: current card, its properties, streams, events, random numbers, flags."""
 
 # Bodies are scripts: they use torch as scripts do, which is more than its annotations know.
 # mypy: disable-error-code="call-arg,misc,unreachable"

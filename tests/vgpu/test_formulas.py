@@ -13,7 +13,7 @@ from tests.examples import formulas
 from tests.examples.formulas import Call, Calls, Layout
 from tests.vgpu.capturing import capture
 
-from sandtable.trace import RankView, Trace, flops, summarise
+from sandtable.trace import RankView, Trace, flops, summarise_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def test_flops_of_the_175b_gpt_are_the_published_ones(recompute: str, per_token:
     head = shape.vocab_size / (per_token / 6 * layers * h)
     published = per_token * batch * seq * layers * h**2 * (1 + seq / (6 * h) + head)
     flags = ("--size", "175b", "--tp", 8, "--pp", 8, "--global-batch", batch, "--recompute", recompute)
-    summary = summarise(capture("gpt_3d.py", *flags, world_size=128, num_steps=1))
+    summary = summarise_trace(capture("gpt_3d.py", *flags, world_size=128, num_steps=1))
     assert summary.flops_per_step == pytest.approx(published, rel=0.01)
     layout = Layout(tp=8, pp=8, dp=2, num_micro=batch // 2, recompute=recompute == "full")
     ranks = [formulas.rank_step_flops(shape, layout, pp_rank=stage) for stage in range(layout.pp)]

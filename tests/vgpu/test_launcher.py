@@ -1,5 +1,7 @@
-"""Whole launches, of scripts that talk to the exchange directly (see `fake_runtime.py`)."""
+"""Whole launches, of scripts that talk to the rank channel directly (see `fake_runtime.py`)."""
 
+import atexit
+import functools
 import os
 import signal
 import subprocess
@@ -12,10 +14,9 @@ import pytest
 
 from sandtable.cluster import load
 from sandtable.errors import ClusterError, LaunchError, MismatchError, ScriptError
-from sandtable.trace import FILE_NAME, Trace
-from sandtable.vgpu.launcher import launch
-from sandtable.vgpu.output import View
-from sandtable.vgpu.settings import Job
+from sandtable.events import Event, Listener, Noticed, RankPrinted, ignore
+from sandtable.trace import Trace
+from sandtable.vgpu import Job, Launcher
 
 ROOT = Path(__file__).parents[2]
 HEAD = "from tests.vgpu.fake_runtime import dist\nimport os, sys, time\nrank, world = dist.rank, dist.world_size\n"
@@ -67,18 +68,22 @@ def write(tmp_path):
     return write
 
 
-class Seen(View):
-    """Keeps all that was shown."""
+class Seen:
+    """Keeps the events of a launch."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[int, str, bool]] = []
-        self.notes: list[str] = []
+        self.events: list[Event] = []
 
-    def line(self, rank: int, text: str, *, is_error: bool) -> None:
-        self.lines.append((rank, text, is_error))
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    @property
+    def lines(self) -> list[tuple[int, str, bool]]:
+        return [(event.rank, event.text, event.is_error) for event in self.events if isinstance(event, RankPrinted)]
+
+    @property
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Noticed)]
 
     @property
     def texts(self) -> list[str]:
@@ -93,9 +98,23 @@ def job(script: str, *args: object, world: int = 4, per_node: int | None = None,
         world_size=world,
         nproc_per_node=per_node,
         cluster=load("dgx-a100", nodes=world // per_node),
-        runtime="tests.vgpu.fake_runtime",
         **fields,
     )
+
+
+def fake_launcher() -> Launcher:
+    return Launcher(runtime="tests.vgpu.fake_entry", core_path="")
+
+
+@functools.cache
+def shared_launcher() -> Launcher:
+    launcher = fake_launcher()
+    atexit.register(launcher.close)
+    return launcher
+
+
+def launch(job: Job, *, listen: Listener = ignore) -> Trace:
+    return shared_launcher().launch(job, listen=listen)
 
 
 def ranks_of(trace: Trace) -> set[tuple[int, ...]]:
@@ -130,7 +149,7 @@ def test_a_script_runs_as_under_torchrun(write):
     print(sys.stdin.read() == "", "torch" in sys.modules, file=sys.stderr)
     """)
     seen = Seen()
-    launch(job(script, "--lr", 3, world=16, ranks=(9,)), view=seen)
+    launch(job(script, "--lr", 3, world=16, ranks=(9,)), listen=seen)
     assert seen.lines == [
         (9, "9 1 16 8 1 2 9 16", False),
         (9, "['--lr', '3'] __main__ True", False),
@@ -143,7 +162,7 @@ def test_a_module_runs_like_python_dash_m(write, tmp_path, monkeypatch):
     write("print('module', __name__, sys.argv[1:], sys.path[0] == os.getcwd())", "trainer.py")
     monkeypatch.chdir(tmp_path)
     seen = Seen()
-    launch(job("trainer", "a", world=1, is_module=True), view=seen)
+    launch(job("trainer", "a", world=1, is_module=True), listen=seen)
     assert seen.texts == ["module __main__ ['a'] True"]
 
 
@@ -210,9 +229,9 @@ def test_a_failure_due_to_early_answers_leads_to_a_fresh_start(write):
     assert total == 3, total
     """)
     seen = Seen()
-    trace = launch(job(script, world=2), view=seen)
+    trace = launch(job(script, world=2), listen=seen)
     assert trace.captured_ranks == (0, 1)
-    assert "starting again with ranks 0, 1" in seen.notes[0]
+    assert "starting again with ranks 0, 1" in seen.notices[0]
 
 
 def test_threads_of_a_rank_wait_independently(write):
@@ -291,8 +310,8 @@ def test_mismatched_collectives_are_reported_with_both_lines(write):
     """)
     with pytest.raises(MismatchError) as error:
         launch(job(script, world=2, ranks="all"))
-    assert "rank 0: broadcast at train.py:7" in str(error.value)
-    assert "rank 1: all_gather at train.py:9" in str(error.value)
+    assert "rank 0 calls broadcast at train.py:7" in str(error.value)
+    assert "rank 1 calls all_gather at train.py:9" in str(error.value)
 
 
 def test_mismatched_large_collectives_are_found_though_nothing_waits(write):
@@ -305,8 +324,8 @@ def test_mismatched_large_collectives_are_found_though_nothing_waits(write):
     """)
     with pytest.raises(MismatchError) as error:
         launch(job(script, world=8))
-    assert "rank 0: all_reduce of 1,048,576 bytes uint8 at train.py:7" in str(error.value)
-    assert "rank 7: reduce_scatter of 1,048,576 bytes uint8 at train.py:9" in str(error.value)
+    assert "rank 0 calls all_reduce of 1,048,576 bytes uint8 at train.py:7" in str(error.value)
+    assert "rank 7 calls reduce_scatter of 1,048,576 bytes uint8 at train.py:9" in str(error.value)
 
 
 def test_a_deadlock_is_reported_and_does_not_hang(write):
@@ -319,45 +338,35 @@ def test_a_deadlock_is_reported_and_does_not_hang(write):
     with pytest.raises(MismatchError) as error:
         launch(job(script, world=2, ranks="all"))
     assert time.monotonic() - started < 20
-    assert "rank 0 waits in all_gather at train.py:7, call 0 of group 'first' (2 ranks)" in str(error.value)
-    assert "for rank 1" in str(error.value)
+    assert "rank 0 waits for rank 1 in all_gather, call 0 of group 'first' (2 ranks) at train.py:7" in str(error.value)
 
 
 def test_waiting_for_a_rank_that_ended_is_reported(write):
     script = write("dist.init()\nif rank == 0: dist.gather(0, b'')")
-    with pytest.raises(MismatchError, match="for rank 1, which has ended"):
+    with pytest.raises(MismatchError, match="waits for rank 1, which has ended, in all_gather"):
         launch(job(script, world=2, ranks="all"))
 
 
 def test_output_of_samples_is_shown_only_if_they_fail(write):
     seen = Seen()
-    launch(job(write("dist.init(); print('hello', rank)"), world=4), view=seen)
+    launch(job(write("dist.init(); print('hello', rank)"), world=4), listen=seen)
     assert seen.texts == ["hello 0"]
     with pytest.raises(ScriptError) as error:
-        launch(job(write("dist.init(); print('hello', rank)\nassert rank < 3"), world=4), view=seen)
+        launch(job(write("dist.init(); print('hello', rank)\nassert rank < 3"), world=4), listen=seen)
     assert error.value.rank == 3
     assert seen.texts == ["hello 0", "hello 0", "hello 3"]
 
 
 def test_lines_are_whole_and_progress_bars_are_one_line(write):
     seen = Seen()
-    launch(job(write("sys.stdout.write('a\\rb\\rc\\nno newline')"), world=1), view=seen)
+    launch(job(write("sys.stdout.write('a\\rb\\rc\\nno newline')"), world=1), listen=seen)
     assert seen.texts == ["c", "no newline"]
 
 
-def test_the_trace_is_saved_only_when_the_capture_succeeded(write, tmp_path):
-    out = tmp_path / "out"
-    with pytest.raises(ScriptError):
-        launch(job(write("sys.exit(1)"), world=1, out=out))
-    assert not out.exists()
-    launch(job(write("pass"), world=1, out=out))
-    assert Trace.load(out).world_size == 1
-    assert [path.name for path in out.iterdir()] == [FILE_NAME]
-
-
 def test_a_runtime_that_does_not_load_is_reported(write):
-    with pytest.raises(LaunchError, match="no such core"):
-        launch(job(write("pass"), world=1, core_path="broken"))
+    launcher = Launcher(runtime="tests.vgpu.fake_entry", core_path="broken")
+    with pytest.raises(LaunchError, match="no such core"), launcher:
+        launcher.launch(job(write("pass"), world=1))
 
 
 def test_impossible_jobs_are_refused(write, tmp_path):
@@ -386,17 +395,16 @@ def test_workers_of_a_rank_end_with_it_and_may_not_use_its_channel(write, monkey
     time.sleep(0.3)
     """)
     seen = Seen()
-    launch(job(script, world=1), view=seen)
+    launch(job(script, world=1), listen=seen)
     assert "must be called by the rank's own process" in seen.texts[0]
     assert ours(marker) == []
 
 
 DRIVER = """
 import sys
-from sandtable.vgpu.launcher import launch
-from tests.vgpu.test_launcher import job
+from tests.vgpu.test_launcher import fake_launcher, job
 try:
-    launch(job(sys.argv[1], world=4, ranks="all"))
+    fake_launcher().launch(job(sys.argv[1], world=4, ranks="all"))
 except KeyboardInterrupt:
     print("interrupted")
     raise SystemExit(130)

@@ -1,4 +1,4 @@
-"""The caching allocator: every figure here is worked out by hand from PyTorch's published rules.
+"""The caching allocator: every figure here is computed by hand from PyTorch's published rules.
 
 Sizes are rounded up to 512 bytes. Up to 1 MiB come from segments of 2 MiB (the small pool), up to 10 MiB from segments
 of 20 MiB, larger ones from segments of their own, rounded up to 2 MiB (the large pool). What is left of a block is
@@ -409,7 +409,7 @@ def test_no_grad_keeps_no_activations():
     assert torch.cuda.max_memory_allocated() <= base + 2 * y.nbytes + 2 * MIB
 
 
-def test_memory_of_the_zygote_is_not_the_ranks():
+def test_memory_of_the_fork_server_is_not_the_ranks():
     assert rehearse(allocate_nothing).trace.rank(0).memory.allocated_bytes == 0
 
 

@@ -1,4 +1,4 @@
-"""Methods that split models, and parameter servers: what a rehearsal records is what ranks really say to each other.
+"""Methods that split models, and parameter servers: a rehearsal records what ranks really send each other.
 
 Every script runs twice, unmodified: on CPUs with gloo, where a witness counts, and on virtual GPUs with NCCL's
 stand-in, where the trace does.
@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from tests.vgpu.capturing import capture
 from tests.vgpu.real_ranks import observe
-from tests.vgpu.virtual import shared_zygote
 from tests.vgpu.witness import Calls
 
 from sandtable.cluster import load
@@ -32,8 +31,7 @@ def calls_of(view: RankView) -> Calls:
 
 
 def rehearse(script: str, *flags: object, world_size: int, num_steps: int = MANY_STEPS) -> Trace:
-    with shared_zygote():
-        return capture(script, *flags, world_size=world_size, num_steps=num_steps)
+    return capture(script, *flags, world_size=world_size, num_steps=num_steps)
 
 
 def check(script: str, *flags: object, world_size: int) -> None:
@@ -151,5 +149,5 @@ def test_a_captured_sandblaster_moves_the_weights_and_gradients_that_it_really_m
 
 
 def test_a_line_search_without_values_is_refused() -> None:
-    with pytest.raises(ScriptError, match=r"all of it is 0 at the first weights.*replicas on the CPU"):
+    with pytest.raises(ScriptError, match=r"it is 0 at the first weights.*replicas on the CPU"):
         rehearse("distbelief.py", "--method", "sandblaster", "--device", "cuda", world_size=4)

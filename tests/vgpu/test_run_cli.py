@@ -15,8 +15,9 @@ from textwrap import dedent
 from unittest import mock
 
 import pytest
-from tests.vgpu.virtual import ROOT, shared_zygote
+from tests.vgpu.virtual import ROOT, on_shared_launcher
 
+from sandtable import load
 from sandtable.cli import main
 from sandtable.trace import FILE_NAME, Trace
 
@@ -50,7 +51,7 @@ class Done:
 
 
 class Place:
-    """A directory to run scripts in. `run` calls the command line here, with the zygote that all tests share."""
+    """A directory to run scripts in. `run` calls the command line here, with the launcher that all tests share."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -68,7 +69,7 @@ class Place:
             redirect_stdout(out),
             redirect_stderr(err),
             mock.patch.object(sys, "argv", ["sandtable", "run", *arguments]),
-            shared_zygote(),
+            on_shared_launcher(),
         ):
             try:
                 main()
@@ -113,11 +114,17 @@ def place(tmp_path, monkeypatch):
     return Place(tmp_path)
 
 
-def assert_clean_failure(place: Place, done: Done, code: int = 1) -> None:
+def assert_clean_failure(place: Place, done: Done, code: int = 1, *, rule: str = "") -> None:
+    """A failed run ends cleanly; with `rule` it leaves that finding, otherwise it never began and leaves nothing."""
     assert done.code == code, done.err
-    assert not place.trace.exists()
     assert place.leftovers() == []
-    for ours in ("sandtable/cli.py", "sandtable/vgpu/", "runpy", "typer"):
+    if rule:
+        assert [finding.rule for finding in load(place.trace.parent).findings] == [rule]
+        assert f"error {rule}" in done.err
+        assert {path.name for path in place.trace.parent.iterdir()} == {FILE_NAME, "report.html", "summary.json"}
+    else:
+        assert not place.trace.exists()
+    for ours in ("sandtable/cli/", "sandtable/vgpu/", "runpy", "typer"):
         assert ours not in done.err
 
 
@@ -129,7 +136,7 @@ def test_a_script_runs_and_leaves_a_trace_and_a_summary(place):
     assert done.code == 0, done.err
     trace = Trace.load(place.trace)
     assert (trace.world_size, trace.num_steps, trace.cluster) == (4, 2, "dgx-a100")
-    for word in ("a step", "FLOP", "communication", "memory", "links", "GPU-hours", "core-second", "report.html"):
+    for word in ("per step", "FLOP", "communication", "memory", "links", "GPU-hours", "core-second", "report.html"):
         assert re.search(word, done.out, re.IGNORECASE), (word, done.out)
     names = {path.name for path in place.trace.parent.iterdir()}
     assert names == {FILE_NAME, "report.html", "summary.json", "trace.json.gz"}
@@ -209,14 +216,14 @@ def test_a_missing_script_is_named(place):
     assert_clean_failure(place, done)
     assert "'nowhere.py' does not exist" in done.err
     missing = place.run("-m", "no.such.module")
-    assert_clean_failure(place, missing)
+    assert_clean_failure(place, missing, rule="script-error")
     assert "no.such.module" in missing.err or "No module named 'no'" in missing.err
 
 
 def test_a_script_that_raises_shows_its_own_traceback(place):
     script = place.write(HEAD + "def deep():\n    raise ValueError('bad learning rate')\n\nif rank == 1:\n    deep()\n")
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="script-error")
     assert "rank 1" in done.err
     assert "ValueError: bad learning rate" in done.err
     lines = [line for line in done.err.splitlines() if line.strip().startswith("File ")]
@@ -226,7 +233,7 @@ def test_a_script_that_raises_shows_its_own_traceback(place):
 
 def test_a_syntax_error_is_shown_as_python_shows_it(place):
     done = place.run("--nproc-per-node", "1", place.write("x = (\n"))
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="script-error")
     assert "SyntaxError" in done.err
     assert "train.py" in done.err
 
@@ -234,9 +241,7 @@ def test_a_syntax_error_is_shown_as_python_shows_it(place):
 @pytest.mark.parametrize("ending", ["sys.exit(1)", "sys.exit('no data')", "os._exit(7)", "os.kill(os.getpid(), 11)"])
 def test_a_script_that_leaves_with_an_error_fails_the_run(place, ending):
     done = place.run("--nproc-per-node", "1", place.write(f"import os, sys\n{ending}\n"))
-    assert done.code != 0
-    assert not place.trace.exists()
-    assert place.leftovers() == []
+    assert_clean_failure(place, done, code=done.code or 1, rule="script-error")
     if "no data" in ending:
         assert "no data" in done.err
 
@@ -244,22 +249,21 @@ def test_a_script_that_leaves_with_an_error_fails_the_run(place, ending):
 def test_a_failure_on_one_rank_ends_the_others(place):
     script = place.write(HEAD + "import time\nif rank == 1:\n    raise KeyError('x')\ntime.sleep(100)\n")
     began = time.monotonic()
-    assert_clean_failure(place, place.run("--nproc-per-node", "4", "--ranks", "all", script))
+    assert_clean_failure(place, place.run("--nproc-per-node", "4", "--ranks", "all", script), rule="script-error")
     assert time.monotonic() - began < 60
 
 
 def test_an_old_trace_is_not_taken_for_the_failed_runs(place):
     assert place.run("--nproc-per-node", "1", place.write(TRAIN)).code == 0
-    before = place.trace.read_bytes()
-    assert place.run("--nproc-per-node", "1", place.write("1 / 0")).code == 1
-    assert not place.trace.exists() or place.trace.read_bytes() == before
-    assert [path.name for path in place.trace.parent.iterdir()] in ([FILE_NAME], [])
+    failed = place.run("--nproc-per-node", "1", place.write("1 / 0"))
+    assert_clean_failure(place, failed, rule="script-error")
+    assert Trace.load(place.trace).num_steps == 0
 
 
 def test_out_of_memory_ends_the_run_with_the_lines_that_hold_it(place):
     script = place.write(HEAD + "held = [torch.empty(2**30, device='cuda') for _ in range(100)]\n")
     done = place.run("--nproc-per-node", "1", script)
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="out-of-memory")
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB" in done.err
     assert re.search(r"76.00 GiB\s+\S*train.py:7", done.err)
 
@@ -331,7 +335,7 @@ else:
 """
     )
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="collective-mismatch")
     assert "train.py:11" in done.err
     assert "train.py:13" in done.err
     assert "all_reduce" in done.err
@@ -344,7 +348,7 @@ def test_sizes_that_do_not_match_are_shown(place, size):
         HEAD + f"dist.init_process_group('nccl')\ndist.all_reduce(torch.ones({size} + 4 * rank, device='cuda'))\n"
     )
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="collective-mismatch")
     assert f"{4 * size:,} bytes" in done.err
     assert f"{4 * size + 16:,} bytes" in done.err
 
@@ -352,7 +356,7 @@ def test_sizes_that_do_not_match_are_shown(place, size):
 def test_a_collective_that_one_rank_leaves_out_is_shown(place):
     script = place.write(HEAD + "dist.init_process_group('nccl')\nif rank == 0:\n    dist.barrier()\n")
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="deadlock")
     assert "train.py:9" in done.err
     assert "barrier" in done.err
 
@@ -364,7 +368,7 @@ def test_a_deadlock_is_shown_with_who_waits_for_whom(place):
         + "dist.recv(x, src=1 - rank)\ndist.send(x, dst=1 - rank)\n"
     )
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done)
+    assert_clean_failure(place, done, rule="deadlock")
     assert "rank 0 waits" in done.err
     assert "rank 1 waits" in done.err
     assert "train.py:9" in done.err
@@ -400,6 +404,8 @@ except KeyboardInterrupt:
     assert not place.trace.exists()
     process.stdout.close()
     assert process.stderr is not None
+    if number == signal.SIGINT:
+        assert process.stderr.read().strip().endswith("sandtable: stopped")
     process.stderr.close()
 
 

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer states take as much of the virtual GPU's memory as counting them says, exactly.
+"""Parameters, gradients and optimizer states take exactly as much of the virtual GPU's memory as a count gives.
 
 Bytes asked for are the elements' bytes; bytes allocated are those, each tensor rounded up to a multiple of 512 as the
 caching allocator does.

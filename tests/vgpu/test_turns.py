@@ -1,18 +1,14 @@
-"""Turns: as many ranks compute at a time as there are cores, and none waits for ever."""
+"""Turns: as many ranks compute at a time as there are cores, and none waits forever."""
 
 import json
 import os
 import signal
 import socket
 import time
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-from tests.vgpu.test_launcher import ROOT, job
+from tests.vgpu.test_launcher import ROOT, job, launch
 
-from sandtable.vgpu.child import Child
-from sandtable.vgpu.launcher import launch
 from sandtable.vgpu.processes import cpu_ticks
 from sandtable.vgpu.turns import Turn, Turns
 
@@ -97,9 +93,9 @@ def test_idle_cores_add_a_turn(monkeypatch):
     assert num_cores == len(os.sched_getaffinity(0))
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.5)
-    turns.look([])
+    turns.look([], has_news=False)
     monkeypatch.setattr(time, "monotonic", lambda: now + 1.5)
-    turns.look([])
+    turns.look([], has_news=False)
     monkeypatch.undo()
     assert os.read(take, 4096) == b"."
     turns.close()
@@ -116,7 +112,7 @@ def test_a_rank_that_wants_a_core_and_does_not_get_it_is_not_idle():
     try:
         turns._next_look = 0.0
         turns._ticks = cpu_ticks(busy)
-        turns.look([cast(Child, SimpleNamespace(process=busy))])
+        turns.look([busy], has_news=False)
         os.set_blocking(take, False)
         with pytest.raises(BlockingIOError):
             os.read(take, 1)
@@ -124,3 +120,18 @@ def test_a_rank_that_wants_a_core_and_does_not_get_it_is_not_idle():
         os.kill(busy, signal.SIGKILL)
         os.waitpid(busy, 0)
         turns.close()
+
+
+def test_ranks_that_compute_in_silence_add_a_turn(monkeypatch):
+    """Two that loop forever must not keep a third, which would fail, from running."""
+    turns = Turns()
+    take, _ = turns.ends
+    os.read(take, 4096)
+    now = time.monotonic()
+    monkeypatch.setattr("sandtable.vgpu.turns.wants_core", lambda process: True)
+    for seconds, has_news in ((1.5, True), (4.0, False), (8.0, False)):
+        monkeypatch.setattr(time, "monotonic", lambda later=now + seconds: later)
+        turns.look([os.getpid()], has_news=has_news)
+    monkeypatch.undo()
+    assert os.read(take, 4096) == b"."
+    turns.close()

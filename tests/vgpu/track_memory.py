@@ -1,4 +1,4 @@
-"""The peak memory of a training step, as torch's own MemTracker counts it and, on a GPU, as the allocator says.
+"""The peak memory of a training step, as torch's own MemTracker counts it and, on a GPU, as the allocator reports.
 
     python tests/vgpu/track_memory.py OUT cnn|gpt|gpt-recompute
 

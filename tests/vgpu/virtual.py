@@ -2,8 +2,8 @@
 
 A test marked `@on_gpu()` is not called where pytest is: torch must be loaded after the core. A rank is launched
 instead, as `sandtable run` would, and its script (this file) calls the test by name; `@on_gpu(ranks=4)` launches four.
-A test that looks at the trace calls `rehearse(function)` itself. All launches of a session share one zygote, so that
-torch is loaded once and a test costs a fork.
+A test that looks at the trace calls `rehearse(function)` itself. All launches of a session share one launcher, so
+that torch is loaded once and a test costs a fork.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ import pytest
 
 from sandtable.cluster import load as load_cluster
 from sandtable.errors import SandtableError, ScriptError
+from sandtable.events import Event, RankPrinted
 from sandtable.trace import Note, Trace
-from sandtable.vgpu import Job, View, core_path, launch
-from sandtable.vgpu.nursery import Nursery
-from sandtable.vgpu.rank import Task
+from sandtable.vgpu import Job, Launcher, use_launcher
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 60
 MANY_STEPS = 1000
-_RUNTIME = "tests.vgpu.virtual_runtime"
+_ENTRY = "tests.vgpu.virtual_entry"
 
 P = ParamSpec("P")
 
@@ -71,14 +70,13 @@ def rehearse(
         num_steps=steps,
         max_operators=max_operators,
         ranks="all",
-        core_path=str(core_path()),
     )
-    with shared_zygote():
+    with on_shared_launcher() as launcher:
         try:
-            trace = launch(job, view=kept)
+            trace = launcher.launch(job, listen=kept)
         except ScriptError as error:
             printed = "\n".join(f"[rank {rank}] {text}" for rank, text in kept.err)
-            raise ScriptError(error.rank, f"{error.traceback}\n{printed}", error.exit_code) from None
+            raise ScriptError(error.findings[0], f"{error.traceback}\n{printed}", error.exit_code) from None
     return Rehearsal(trace=trace, out=kept.out, err=kept.err)
 
 
@@ -101,55 +99,32 @@ def on_gpu(*, ranks: int = 1, cluster: str = "dgx-a100") -> Callable[[Callable[P
     return mark
 
 
-class _Kept(View):
+class _Kept:
+    """Keeps what ranks print."""
+
     def __init__(self) -> None:
         self.out: list[tuple[int, str]] = []
         self.err: list[tuple[int, str]] = []
 
-    def line(self, rank: int, text: str, *, is_error: bool) -> None:
-        (self.err if is_error else self.out).append((rank, text))
-
-
-class _SharedNursery(Nursery):
-    """A nursery that outlives a launch; ranks that a failed launch leaves are ended."""
-
-    def __init__(self, runtime: str, core_path: str) -> None:
-        super().__init__(runtime, core_path)
-        self._num_running = 0
-        atexit.register(self.close)
-
-    def wait_until_ready(self) -> None:
-        if not self._is_ready:
-            super().wait_until_ready()
-
-    def start(self, task: Task, *, channel: int, out: int, err: int) -> None:
-        super().start(task, channel=channel, out=out, err=err)
-        self._num_running += 1
-
-    def event(self) -> tuple[str, int, int, int]:
-        event = super().event()
-        self._num_running -= event[0] == "ended"
-        return event
-
-    def __exit__(self, *_: object) -> None:
-        if self._num_running:
-            self.kill_ranks()
-        while self._num_running:
-            self.event()
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RankPrinted):
+            (self.err if event.is_error else self.out).append((event.rank, event.text))
 
 
 @functools.cache
-def _nursery(runtime: str, core_path: str) -> Nursery:
-    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(paths)):
-        return _SharedNursery(runtime, core_path)
+def shared_launcher() -> Launcher:
+    """The launcher of all tests in this process; its fork server ends with the process."""
+    launcher = Launcher(runtime=_ENTRY)
+    atexit.register(launcher.close)
+    return launcher
 
 
 @contextmanager
-def shared_zygote() -> Iterator[None]:
-    """Launches made meanwhile use the one zygote."""
-    with mock.patch("sandtable.vgpu.launcher.Nursery", lambda runtime, core_path: _nursery(_RUNTIME, core_path)):
-        yield
+def on_shared_launcher() -> Iterator[Launcher]:
+    """Launches inside the block use the one fork server. Ranks can import test modules."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths), use_launcher(shared_launcher()) as launcher:
+        yield launcher
 
 
 def _called() -> None:

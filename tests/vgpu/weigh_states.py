@@ -1,4 +1,4 @@
-"""Runs on virtual GPUs: what a GPT's parameters, gradients and optimizer states weigh, as torch.cuda's statistics say.
+"""Runs on virtual GPUs: what a GPT's parameters, gradients and optimizer states weigh, by torch.cuda's statistics.
 
     sandtable run --nproc-per-node 4 tests/vgpu/weigh_states.py OUT fsdp2|whole|3d FLAGS
 

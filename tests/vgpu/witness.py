@@ -1,4 +1,4 @@
-"""A witness of what ranks really say to each other: calls of torch's process groups, and messages over sockets.
+"""A witness of what ranks really send each other: calls of torch's process groups, and messages over sockets.
 
 It stands between Python and torch's own groups, in whatever thread a call is made, and shares no code with the product.
 """

@@ -1,27 +1,27 @@
-"""From a checked file to the dataclasses that other rooms see: units become bytes, nanoseconds and shares."""
+"""Build the dataclasses that other rooms see from checked files: units become bytes, nanoseconds and shares."""
 
 from collections.abc import Sequence
 
-from sandtable.cluster.device import Device
+from sandtable.cluster.device import Device, Origin
+from sandtable.cluster.device_schema import SourcedTable
 from sandtable.cluster.fabric import Fabric, Site, SwitchTier
 from sandtable.cluster.machine_schema import (
     FabricTable,
-    HostTable,
     NicsTable,
     NodeFile,
+    NodeHostTable,
     PriceTable,
     ScaleUpTable,
     SiteTable,
     SwitchTable,
 )
-from sandtable.cluster.node import Host, Nics, NodeKind, Origin, Price, ScaleUp
-from sandtable.cluster.tables import Facts
+from sandtable.cluster.node import Host, Nics, NodeKind, Price, ScaleUp
 from sandtable.units import GB, GBIT_BYTES, NS_PER_MS, NS_PER_US
 
-__all__ = ["build_fabric", "build_nics", "build_node", "fitting"]
+__all__ = ["build_fabric", "build_nics", "build_node", "fit_adapters"]
 
-# A file that says nothing of its links gets these: a plain server, said to be nominal wherever it is shown.
-_ASSUMED = "assumed: the file does not say"
+# A file without links gets these: a plain server, shown as nominal everywhere.
+_ASSUMED = "assumed: not in the file"
 DEFAULT_SCALE_UP = ScaleUpTable(
     kind="pcie", gb_per_s=31.5, latency_us=3.0, efficiency=0.76, source=f"{_ASSUMED}; PCIe 4.0 x16", status="nominal"
 )
@@ -39,7 +39,7 @@ DEFAULT_FABRIC = FabricTable(source=f"{_ASSUMED}; one switch that is never full"
 
 
 def build_node(name: str, file: NodeFile, device: Device, *, nics: NicsTable | None = None) -> NodeKind:
-    """The kind of node in `file`, with `nics` in place of its own if given."""
+    """Build the kind of node in `file`, with `nics` in place of its own if given."""
     scale_up = file.scale_up or DEFAULT_SCALE_UP
     return NodeKind(
         name=name,
@@ -68,8 +68,8 @@ def build_nics(table: NicsTable, *, num_gpus: int) -> Nics:
     )
 
 
-def fitting(table: NicsTable, num_gpus: int) -> NicsTable:
-    """A network's adapters in a node with fewer GPUs: no more adapters than GPUs."""
+def fit_adapters(table: NicsTable, num_gpus: int) -> NicsTable:
+    """Return a network's adapters for a node: no more adapters than GPUs."""
     return table if table.count <= num_gpus else table.model_copy(update={"count": num_gpus})
 
 
@@ -95,13 +95,15 @@ def _scale_up(table: ScaleUpTable) -> ScaleUp:
     )
 
 
-def _default_host(scale_up: ScaleUpTable) -> HostTable:
+def _default_host(scale_up: ScaleUpTable) -> NodeHostTable:
     pcie = DEFAULT_PCIE_GB_PER_S if scale_up.kind in ("nvswitch", "nvlink") else scale_up.gb_per_s
-    return HostTable(pcie_gb_per_s=pcie, source=f"{_ASSUMED}; PCIe 4.0 x16, or the rate of scale_up", status="nominal")
+    return NodeHostTable(
+        pcie_gb_per_s=pcie, source=f"{_ASSUMED}; PCIe 4.0 x16, or the rate of scale_up", status="nominal"
+    )
 
 
-def _host(table: HostTable, *, num_gpus: int) -> Host:
-    """Without a root rate, the root carries what all GPUs can send at once: then only their own ports count."""
+def _host(table: NodeHostTable, *, num_gpus: int) -> Host:
+    """Build the host. A root without a rate carries what all GPUs can send at once: only their own ports count."""
     return Host(
         pcie_bytes_per_s=table.pcie_gb_per_s * GB,
         root_bytes_per_s=(table.root_gb_per_s or table.pcie_gb_per_s * num_gpus) * GB,
@@ -144,5 +146,5 @@ def _sites(table: FabricTable, sites: Sequence[SiteTable]) -> tuple[Site, ...]:
     )
 
 
-def _origin(facts: Facts) -> Origin:
-    return Origin(source=facts.source, status=facts.status)
+def _origin(table: SourcedTable) -> Origin:
+    return Origin(source=table.source, status=table.status)

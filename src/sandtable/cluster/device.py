@@ -1,15 +1,128 @@
-"""One GPU as software sees it: what `torch.cuda.get_device_properties` would say, and how fast it is on paper."""
+"""One GPU as software sees it: its properties as `torch.cuda` reports them, its peaks, and what kernels reach of them.
+
+A data sheet is the horsepower of an engine on a test bench; an `Efficiency` holds the losses between the bench and the
+road. Each of its tables belongs to one family of operators and names the origin of its numbers: `status` is "measured"
+(read off such a device), "fitted" (chosen so that predictions meet published times, which `source` names) or "nominal"
+(neither).
+"""
 
 from dataclasses import dataclass
 
-from sandtable.cluster.efficiency import Efficiency
+__all__ = [
+    "AttentionEfficiency",
+    "ConvolutionEfficiency",
+    "Device",
+    "Efficiency",
+    "GemmEfficiency",
+    "HostEfficiency",
+    "Origin",
+    "Rates",
+    "StreamingEfficiency",
+]
 
-__all__ = ["Device", "Rates"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a table's numbers come from; `status` is measured, fitted or nominal."""
+
+    source: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmEfficiency(Origin):
+    """Matrix products: shares of a peak that the inner loop of the best kernel reaches.
+
+    `matrix_share` is of the matrix units (tensor cores), `vector_share` of the ordinary lanes. `tile_ns` is what
+    filling and draining the pipeline costs per tile. `misaligned_share` is what remains of the speed where rows do not
+    start at multiples of 16 bytes.
+    """
+
+    matrix_share: float
+    vector_share: float
+    tile_ns: float
+    misaligned_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionEfficiency(Origin):
+    """Fused attention: shares of the matrix units' peak by kernel, for long sequences and heads of 128.
+
+    `ramp_keys` is the number of keys at which half of that is reached.
+    """
+
+    flash_forward_share: float
+    flash_backward_share: float
+    efficient_forward_share: float
+    efficient_backward_share: float
+    cudnn_forward_share: float
+    cudnn_backward_share: float
+    ramp_keys: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionEfficiency(Origin):
+    """Convolutions as implicit matrix products.
+
+    `backward_share` is the speed of the two gradients relative to the forward product. `winograd_gain` is how much
+    faster a 3 x 3 filter of stride 1 runs on ordinary lanes than its multiplications suggest, since fast algorithms
+    need fewer. `nchw_share` is what remains of the matrix units' speed when channels are not the last dimension.
+    """
+
+    matrix_share: float
+    vector_share: float
+    backward_share: float
+    winograd_gain: float
+    nchw_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingEfficiency(Origin):
+    """Kernels that stream memory: `kernel_ns` for the shortest kernel, and shares of the memory bandwidth.
+
+    `elementwise_share` is for kernels that read and write in order, `normalisation_share` for those that reduce rows
+    on the way (norms, softmax, sums), `indexing_share` for those that follow an index.
+    """
+
+    kernel_ns: float
+    elementwise_share: float
+    normalisation_share: float
+    indexing_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEfficiency(Origin):
+    """What issuing work costs the host, in ns, including views and the Python around it.
+
+    `tensor_ns` is per tensor in the lists that a foreach or fused operator takes. `launch_latency_ns` is from the
+    host's call to the earliest start on the device. `link_bytes_per_s` is the rate to and from device memory.
+    """
+
+    forward_ns: float
+    backward_ns: float
+    optimizer_ns: float
+    custom_ns: float
+    tensor_ns: float
+    collective_ns: float
+    launch_latency_ns: float
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """All tables of one device; `generation` is the catalogue's name for chips that share them."""
+
+    generation: str
+    gemm: GemmEfficiency
+    attention: AttentionEfficiency
+    convolution: ConvolutionEfficiency
+    streaming: StreamingEfficiency
+    host: HostEfficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Dense operations per second by number type (FLOP/s; int8: integer ones). Zero: no such unit, or not known."""
+    """Dense operations per second by number type (FLOP/s; int8: integer operations). Zero: no such unit, or unknown."""
 
     float32: int = 0
     tf32: int = 0
@@ -21,12 +134,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU model. `id` is its name in the catalogue, `name` what torch calls it.
+    """A GPU model. `id` is its name in the catalogue, `name` is torch's.
 
-    `memory_bytes` is torch's `total_memory`: less than the number on the box, since driver and ECC keep a part.
-    `memory_is_measured` says whether a real device reported it. `matmul` is the peak of the matrix units (tensor
-    cores), `vector` that of the ordinary lanes, `measured_matmul` the fastest matrix product somebody measured.
-    `efficiency` says how much of these peaks real kernels reach.
+    `memory_bytes` is torch's `total_memory`: less than advertised, since the driver and ECC keep a part.
+    `memory_is_measured`: whether a real device reported it. `matmul` is the peak of the matrix units (tensor
+    cores), `vector` that of the ordinary lanes, `measured_matmul` the fastest matrix product anyone measured.
+    `efficiency` is how much of these peaks real kernels reach.
     """
 
     id: str

@@ -1,22 +1,22 @@
-"""What stands between nodes: tiers of switches, rails, and data centres joined by slow links.
+"""What joins nodes: tiers of switches, rails, and data centres connected by slow links.
 
-Picture roads: every node's street ends at a leaf switch, leaves are joined by spines, spines by a core. A road upwards
+Picture roads: every node's street ends at a leaf switch, spines join leaves, and a core joins spines. A road upwards
 that is narrower than all the streets below it together is *oversubscribed*.
 """
 
 from dataclasses import dataclass
 
-from sandtable.cluster.node import Origin
+from sandtable.cluster.device import Origin
 
 __all__ = ["Fabric", "Site", "SwitchTier"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchTier:
-    """Equal switches, each joining `below` nodes or switches of the tier before (0: all there are).
+    """Equal switches, each joining `below` nodes or switches of the tier below (0: all of them).
 
-    Upwards a switch has `uplink_bytes_per_s`, or if that is 0 what its nodes' adapters could send together divided by
-    `oversubscription`. The top tier has no uplinks. `latency_ns` is what going up and down again adds one way.
+    A switch's uplink is `uplink_bytes_per_s`, or if that is 0 the sum of its nodes' adapters divided by
+    `oversubscription`. The top tier has no uplinks. `latency_ns` is the one-way cost of going up and down again.
     """
 
     below: int
@@ -41,7 +41,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """No tiers: one switch that is never full. `rails`: adapter k of every node is on leaf switch k of its pod."""
+    """The network between nodes. Without tiers it is one switch that is never full.
+
+    With `rails`, adapter k of every node is on leaf switch k of its pod.
+    """
 
     tiers: tuple[SwitchTier, ...]
     rails: bool

@@ -1,7 +1,7 @@
-"""The links of a cluster, tier by tier: how many, how fast, how far, and what each is called.
+"""The links of a cluster, tier by tier: how many, how fast, how far, and their names.
 
 A tier's links are numbered by formula: link `first + 2 * unit` leads out of its unit (a GPU, an adapter, a switch) and
-the next one in. Only the root of a node without NVLink is one link for both directions, since it is memory.
+the next one leads in. Only the root of a node without NVLink is one link for both directions, since it is memory.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _SWITCHES = ("leaf", "spine", "core")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Links `first` to `first + num_links` are of one kind. `links_per_unit` is 2 (out, in), or 1 for a node's root."""
+    """Links `first` to `first + num_links` of one kind. `links_per_unit` is 2 (out, in), or 1 for a node's root."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierLinks:
-    """A tier and its links' rates: nominal, achievable, and latency, one entry a link."""
+    """A tier and the rates of its links, one entry per link: nominal, achievable, and latency."""
 
     tier: Tier
     nominal_bytes_per_s: Floats
@@ -49,7 +49,8 @@ class TierLinks:
 class Fleet:
     """The nodes as columns: entry n is node n's kind, first GPU, first adapter, site, and switch on each tier.
 
-    `root` numbers the nodes without NVLink, -1 elsewhere. `switch[t][n]` is the switch of tier t above node n.
+    `root` numbers the nodes without NVLink and is -1 for the others. `switch[t][n]` is the switch of tier t above node
+    n.
     """
 
     kind: Ints
@@ -64,12 +65,12 @@ class Fleet:
 
 
 def fleet_of(cluster: Cluster) -> Fleet:
-    """Number the nodes, GPUs, adapters, roots and switches of `cluster`."""
+    """Return the nodes of `cluster` as columns, with their GPUs, adapters, roots and switches numbered."""
     kinds = [group.kind for group in cluster.groups]
     kind = np.repeat(np.arange(len(kinds)), [group.num_nodes for group in cluster.groups]).astype(np.int32)
-    num_gpus = np.array([each.num_gpus for each in kinds], dtype=np.int32)[kind]
-    num_nics = np.array([each.nics.count for each in kinds], dtype=np.int32)[kind]
-    rooted = np.array([not each.scale_up.has_nvlink for each in kinds])[kind]
+    num_gpus = np.array([node_kind.num_gpus for node_kind in kinds], dtype=np.int32)[kind]
+    num_nics = np.array([node_kind.nics.count for node_kind in kinds], dtype=np.int32)[kind]
+    rooted = np.array([not node_kind.scale_up.has_nvlink for node_kind in kinds])[kind]
     sizes = [site.num_nodes for site in cluster.fabric.sites] or [len(kind)]
     switch, num_switches = _switches(sizes, cluster.fabric.tiers)
     return Fleet(
@@ -86,7 +87,7 @@ def fleet_of(cluster: Cluster) -> Fleet:
 
 
 def tiers_of(cluster: Cluster, fleet: Fleet) -> tuple[TierLinks, ...]:
-    """The tiers of `cluster` from the GPUs outwards; those it does not have are left out."""
+    """Return the tiers of `cluster` from the GPUs outwards, leaving out those it does not have."""
     counter = _Counter()
     tiers = [_gpu_ports(cluster, fleet, counter)]
     if (fleet.root >= 0).any():
@@ -100,7 +101,7 @@ def tiers_of(cluster: Cluster, fleet: Fleet) -> tuple[TierLinks, ...]:
 
 
 def switch_name(level: int) -> str:
-    """What the switches of the fabric's tier `level` are called."""
+    """Return the name of the switches of the fabric's tier `level`."""
     return _SWITCHES[level] if level < len(_SWITCHES) else f"tier{level + 1}"
 
 
@@ -111,16 +112,17 @@ class _Counter:
         self.next = 0
 
     def tier(
-        self, name: str, title: str, nominal: Floats, efficiency: Floats, latency_ns: Floats, *, each: int = 2
+        self, name: str, title: str, nominal: Floats, efficiency: Floats, latency_ns: Floats, *, per_unit: int = 2
     ) -> TierLinks:
-        """`nominal`, `efficiency` and `latency_ns` (of the way out and in together) have one entry a unit."""
-        tier = Tier(name=name, title=title, first=self.next, num_links=each * len(nominal), links_per_unit=each)
+        """Make a tier from columns with one entry per unit; `latency_ns` is for the way out and in together."""
+        num_links = per_unit * len(nominal)
+        tier = Tier(name=name, title=title, first=self.next, num_links=num_links, links_per_unit=per_unit)
         self.next += tier.num_links
         return TierLinks(
             tier=tier,
-            nominal_bytes_per_s=np.repeat(nominal, each),
-            bandwidth_bytes_per_s=np.repeat(nominal * efficiency, each),
-            latency_ns=np.repeat(latency_ns / each, each),
+            nominal_bytes_per_s=np.repeat(nominal, per_unit),
+            bandwidth_bytes_per_s=np.repeat(nominal * efficiency, per_unit),
+            latency_ns=np.repeat(latency_ns / per_unit, per_unit),
         )
 
 
@@ -140,7 +142,7 @@ def _roots(cluster: Cluster, fleet: Fleet, counter: _Counter) -> TierLinks:
     hosts = [group.kind.host for group in cluster.groups]
     nominal = _by_node(fleet, [host.root_bytes_per_s for host in hosts])[rooted]
     efficiency = _by_node(fleet, [host.efficiency for host in hosts])[rooted]
-    return counter.tier("host", "PCIe roots", nominal, efficiency, np.zeros(len(nominal)), each=1)
+    return counter.tier("host", "PCIe roots", nominal, efficiency, np.zeros(len(nominal)), per_unit=1)
 
 
 def _adapters(cluster: Cluster, fleet: Fleet, counter: _Counter) -> TierLinks:
@@ -155,12 +157,12 @@ def _adapters(cluster: Cluster, fleet: Fleet, counter: _Counter) -> TierLinks:
 
 
 def _uplinks(cluster: Cluster, fleet: Fleet, counter: _Counter) -> list[TierLinks]:
-    """Uplinks of every tier but the top one. A switch that is not fully used still has all of them."""
+    """Return the uplinks of every tier but the top one. A partly used switch still has all its uplinks."""
     rails = cluster.groups[0].kind.nics.count if cluster.fabric.rails else 1
     nics = [group.kind.nics for group in cluster.groups]
     below = _by_node(fleet, [nic.bandwidth_bytes_per_s * nic.count for nic in nics])
     parent = fleet.switch[0] if fleet.switch else np.zeros(0, dtype=np.int32)
-    made = []
+    tiers = []
     for level, tier in enumerate(cluster.fabric.tiers[:-1]):
         number = fleet.num_switches[level]
         mean = np.bincount(parent, weights=below, minlength=number) / np.bincount(parent, minlength=number)
@@ -169,9 +171,9 @@ def _uplinks(cluster: Cluster, fleet: Fleet, counter: _Counter) -> list[TierLink
         split = rails if level == 0 else 1
         units = np.repeat(nominal / split, split)
         fill, delay = np.full(len(units), tier.efficiency), np.full(len(units), float(tier.latency_ns))
-        made.append(counter.tier(switch_name(level), f"{switch_name(level)} uplinks", units, fill, delay))
+        tiers.append(counter.tier(switch_name(level), f"{switch_name(level)} uplinks", units, fill, delay))
         below, parent = nominal, _parents(fleet, level)
-    return made
+    return tiers
 
 
 def _site_links(cluster: Cluster, counter: _Counter) -> TierLinks:
@@ -186,7 +188,7 @@ def _site_links(cluster: Cluster, counter: _Counter) -> TierLinks:
 
 
 def _switches(sizes: Sequence[int], tiers: Sequence[SwitchTier]) -> tuple[tuple[Ints, ...], tuple[int, ...]]:
-    """The switch above each node on every tier, and their number; no switch serves two sites."""
+    """Return the switch above each node on every tier, and their number; no switch serves two sites."""
     columns, counts, reach = [], [], 1
     for tier in tiers:
         reach = reach * tier.below if tier.below else max(sizes)
@@ -200,7 +202,7 @@ def _switches(sizes: Sequence[int], tiers: Sequence[SwitchTier]) -> tuple[tuple[
 
 
 def _parents(fleet: Fleet, level: int) -> Ints:
-    """The switch of the next tier above each switch of tier `level`."""
+    """Return the switch of the next tier above each switch of tier `level`."""
     _, first_node = np.unique(fleet.switch[level], return_index=True)
     return fleet.switch[level + 1][first_node]
 

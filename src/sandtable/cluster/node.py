@@ -7,17 +7,9 @@ memory), and every bench has a door to the street (its network adapter), alone o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandtable.cluster.device import Device
+from sandtable.cluster.device import Device, Origin
 
-__all__ = ["Host", "Nics", "NodeKind", "Origin", "Price", "ScaleUp"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where a table's numbers come from; `status` is measured, fitted or nominal."""
-
-    source: str
-    status: str
+__all__ = ["Host", "Nics", "NodeKind", "Price", "ScaleUp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +18,7 @@ class ScaleUp:
 
     `kind` is nvswitch, nvlink (a mesh, also AMD's xGMI), pcie or host (GPUs without peer access copy through memory).
     `efficiency` is the share of the nominal bandwidth that large transfers reach, `latency_ns` from GPU to GPU. `mesh`
-    has the number of links between each two GPUs where they are not all alike.
+    has the number of links between each pair of GPUs where pairs differ.
     """
 
     kind: str
@@ -44,11 +36,11 @@ class ScaleUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The processor side: PCIe between a GPU and host memory, and what the root carries in all.
+    """The processor side: PCIe between a GPU and host memory, and the total rate of the root.
 
     `root_bytes_per_s` matters only where GPUs have no NVLink: then everything they send passes through it. `num_cores`
-    is 0 where it is not known. `issue_scale` is the time these processors and their software take to issue an operator,
-    as a multiple of what the device's efficiency table says.
+    is 0 where unknown. `issue_scale` is the time these processors and their software take to issue an operator, as a
+    multiple of the time in the device's efficiency table.
     """
 
     pcie_bytes_per_s: float
@@ -63,8 +55,9 @@ class Host:
 class Nics:
     """The network adapters: `bandwidth_bytes_per_s` is nominal, of one adapter, in each direction.
 
-    `of_gpu[g]` is the adapter that GPU g uses. `latency_ns` is one way, adapter to adapter, through one switch.
-    `ring_efficiency` is what gloo's rings keep of the rate of a single message, since every step waits for another.
+    `of_gpu[g]` is the adapter of GPU g. `latency_ns` is one way, adapter to adapter, through one switch.
+    `ring_efficiency` is the share of a single message's rate that gloo's rings keep, since every step waits for
+    another.
     """
 
     count: int
@@ -98,7 +91,7 @@ class NodeKind:
     origin: Origin
 
     def scale_up_share(self, gpus: Sequence[int]) -> float:
-        """The share of its port that each of `gpus` can use when they talk among themselves only: 1 behind a switch.
+        """Return the share of its port that each of `gpus` can use if only they talk to each other: 1 behind a switch.
 
         In a mesh, links to GPUs outside lie idle: two neighbours in a DGX-1 have 1 or 2 of their 6 links. Rings run in
         both directions, so an odd link is left over. GPUs without a direct link go over PCIe.
@@ -114,5 +107,5 @@ class NodeKind:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What one node costs an hour, where known."""
+        """The price of one node per hour, where known."""
         return self.price.usd_per_node_hour if self.price else None

@@ -1,32 +1,30 @@
-"""Every link of a cluster as a number, and the links a message crosses on its way from rank to rank.
+"""Every link of a cluster as a number, and the links that a message crosses from rank to rank.
 
 Picture a road map without the roads drawn: links of one tier (GPU ports, adapters, uplinks of leaf switches) are
-numbered by formula, so a route is arithmetic on node numbers and 98,304 GPUs are a few arrays. Each direction is a link
-of its own: *out* is away from the GPU, *in* towards it.
+numbered by formula, so a route is arithmetic on node numbers, and 98,304 GPUs are a few arrays. Each direction is a
+separate link: *out* is away from the GPU, *in* towards it.
 
-What stands for what:
+How hardware becomes links:
 
 - A GPU has one port to its node's scale-up network. NVSwitch is exactly that. In a mesh (DGX-1, xGMI) not all pairs are
-  neighbours and the port stands for its links together, which is what rings and trees over all GPUs get.
+  neighbours; the port stands for its links together, which is what rings and trees over all GPUs get.
 - GPUs without NVLink send through the node's PCIe root and memory, one shared link (`host`).
-- To other nodes, a GPU with NVLink sends over PCIe to its adapter, and PCIe is taken to be as wide as the adapter: the
-  NVLink port is not touched. A GPU without uses its port and the root for that too.
+- To other nodes, a GPU with NVLink sends over PCIe to its adapter. PCIe is assumed to be as wide as the adapter, and
+  the NVLink port is not touched. A GPU without NVLink uses its port and the root for that too.
 - With rails, a message for another rail first goes over NVLink to a GPU whose adapter is on that rail (NCCL's PXN).
 - A switch's uplinks are one link; its inside is never full.
 """
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sandtable.cluster.cluster import Cluster
 from sandtable.cluster.device import Device
-from sandtable.cluster.links import Tier, TierLinks, fleet_of, switch_name, tiers_of
+from sandtable.cluster.links import Tier, fleet_of, switch_name, tiers_of
 from sandtable.cluster.node import NodeKind
-from sandtable.cluster.picture import describe_tier, draw
 from sandtable.errors import ClusterError
 
 __all__ = ["Tier", "Topology"]
@@ -39,17 +37,17 @@ _INTRA = ("gpu", "host")
 
 
 class Topology:
-    """`cluster` with `ranks_per_node` ranks a node (every GPU without), `num_ranks` in all (all that fit without).
+    """The links and routes of `cluster` with `num_ranks` ranks, `ranks_per_node` per node (by default one per GPU).
 
-    `node_of`, `slot_of`, `nic_of` and `device_index` have one entry a rank: its node, its GPU there, its adapter among
-    all of the cluster's, its entry in `devices`. `bandwidth_bytes_per_s` (achievable), `nominal_bytes_per_s` and
-    `latency_ns` have one entry a link; link numbers are those of `tiers`. Arrays are not to be written to.
+    `node_of`, `slot_of`, `nic_of` and `device_index` have one entry per rank: its node, its GPU there, its adapter
+    among all of the cluster, its entry in `devices`. `bandwidth_bytes_per_s` (achievable), `nominal_bytes_per_s` and
+    `latency_ns` have one entry per link; link numbers are those of `tiers`. Treat the arrays as read-only.
     """
 
     def __init__(self, cluster: Cluster, *, ranks_per_node: int | None = None, num_ranks: int | None = None) -> None:
         self.cluster = cluster
         self.kinds: tuple[NodeKind, ...] = tuple(group.kind for group in cluster.groups)
-        self._fleet = fleet = fleet_of(cluster)
+        self.fleet = fleet = fleet_of(cluster)
         self.kind_of_node, self.site_of_node = fleet.kind, fleet.site
         self.node_of, self.slot_of = cluster.place(num_ranks=num_ranks, ranks_per_node=ranks_per_node)
         self.num_nodes, self.num_ranks = len(fleet.kind), len(self.node_of)
@@ -60,44 +58,47 @@ class Topology:
         self._relay = _table([_relays(kind) for kind in self.kinds])
         everyone = np.arange(self.num_ranks, dtype=np.int32)
         self.nic_of: Ints = fleet.first_nic[self.node_of] + self._nic_in_node(everyone)
-        made = tiers_of(cluster, fleet)
-        self.tiers: tuple[Tier, ...] = tuple(each.tier for each in made)
-        self.nominal_bytes_per_s: Floats = np.concatenate([each.nominal_bytes_per_s for each in made])
-        self.bandwidth_bytes_per_s: Floats = np.concatenate([each.bandwidth_bytes_per_s for each in made])
-        self.latency_ns: Floats = np.concatenate([each.latency_ns for each in made])
+        tier_links = tiers_of(cluster, fleet)
+        self.tiers: tuple[Tier, ...] = tuple(links.tier for links in tier_links)
+        self.nominal_bytes_per_s: Floats = np.concatenate([links.nominal_bytes_per_s for links in tier_links])
+        self.bandwidth_bytes_per_s: Floats = np.concatenate([links.bandwidth_bytes_per_s for links in tier_links])
+        self.latency_ns: Floats = np.concatenate([links.latency_ns for links in tier_links])
         self.num_links = len(self.latency_ns)
 
     def tier(self, name: str) -> Tier | None:
-        """The tier called `name`, if this cluster has it."""
+        """Return the tier called `name`, or None if this cluster does not have it."""
         return next((tier for tier in self.tiers if tier.name == name), None)
 
     def tier_of(self, link: int) -> Tier:
-        """The tier that `link` belongs to."""
+        """Return the tier that `link` belongs to."""
         for tier in self.tiers:
             if link in tier:
                 return tier
         raise ClusterError(f"the link must be between 0 and {self.num_links - 1}, but got {link}; see Topology.tiers")
 
     def routes(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> Ints:
-        """The links crossed from rank `src[i]` to rank `dst[i]`, in order, a row each; -1 fills up the row."""
+        """Return the links from rank `src[i]` to rank `dst[i]` in order, one row per pair, padded with -1."""
         src, dst = np.broadcast_arrays(self._checked(src), self._checked(dst))
-        columns = _Way(self, src, dst).columns()
+        columns = _RouteBuilder(self, src, dst).columns()
         table = np.stack(columns, axis=1).astype(np.int32)
         order = np.argsort(table < 0, axis=1, kind="stable")
         return np.take_along_axis(table, order, axis=1)
 
     def route_latency_ns(self, routes: Ints) -> Floats:
-        """The sum of the latencies of each row of `routes`."""
+        """Return the sum of the latencies of each row of `routes`."""
         latency: Floats = np.where(routes >= 0, self.latency_ns[routes], 0.0).sum(axis=1)
         return latency
 
     def route_bandwidth_bytes_per_s(self, routes: Ints) -> Floats:
-        """What one message alone gets on each row of `routes`: its narrowest link; infinity where there is none."""
+        """Return the rate of a lone message on each row of `routes`: its narrowest link's, infinity if it has none."""
         narrowest: Floats = np.where(routes >= 0, self.bandwidth_bytes_per_s[routes], np.inf).min(axis=1)
         return narrowest
 
     def scaled(self, factors: Mapping[str, float]) -> "Topology":
-        """The same with other bandwidths: `{"inter": 0.25}`; intra is gpu and host, inter all else, or name a tier."""
+        """Return the same topology with other bandwidths, such as `{"inter": 0.25}`.
+
+        Names are intra (gpu and host), inter (all others), or the name of a tier.
+        """
         other = copy.copy(self)
         scale = np.ones(self.num_links)
         for name, factor in factors.items():
@@ -110,33 +111,11 @@ class Topology:
         return other
 
     def link_name(self, link: int) -> str:
-        """What `link` is called: `node 3 nic 1 out`, `leaf 2 rail 5 in`."""
+        """Return the name of `link`: `node 3 nic 1 out`, `leaf 2 rail 5 in`."""
         tier = self.tier_of(int(link))
         unit, way = divmod(int(link) - tier.first, tier.links_per_unit)
         direction = "" if tier.links_per_unit == 1 else (" out", " in")[way]
         return f"{self._unit_name(tier.name, unit)}{direction}"
-
-    def describe(self) -> dict[str, Any]:
-        """The cluster as plain data to draw: its tiers with the range of their rates, and its tree of switches."""
-        links = [
-            TierLinks(
-                tier=tier,
-                nominal_bytes_per_s=self.nominal_bytes_per_s[tier.first : tier.first + tier.num_links],
-                bandwidth_bytes_per_s=self.bandwidth_bytes_per_s[tier.first : tier.first + tier.num_links],
-                latency_ns=self.latency_ns[tier.first : tier.first + tier.num_links],
-            )
-            for tier in self.tiers
-        ]
-        return {
-            "name": self.cluster.name,
-            "title": self.cluster.title,
-            "num_nodes": self.num_nodes,
-            "num_gpus": self.cluster.num_devices,
-            "num_ranks": self.num_ranks,
-            "rails": self.cluster.fabric.rails,
-            "tiers": [describe_tier(each) for each in links],
-            "tree": draw(self.cluster, self._fleet, tuple(links)),
-        }
 
     def _checked(self, ranks: npt.ArrayLike) -> Ints:
         array = np.atleast_1d(np.asarray(ranks)).astype(np.int32)
@@ -144,7 +123,7 @@ class Topology:
         if outside.any():
             raise ClusterError(
                 f"a rank must be between 0 and {self.num_ranks - 1}, but got {array[outside][0]}; "
-                "ask for more ranks when making the topology"
+                "create the topology with more ranks"
             )
         return array
 
@@ -160,7 +139,7 @@ class Topology:
         return [tier]
 
     def _unit_name(self, tier: str, unit: int) -> str:
-        fleet = self._fleet
+        fleet = self.fleet
         if tier in ("gpu", "nic"):
             first = fleet.first_gpu if tier == "gpu" else fleet.first_nic
             node = int(np.searchsorted(first, unit, side="right")) - 1
@@ -175,26 +154,26 @@ class Topology:
 
     @property
     def num_rails(self) -> int:
-        """Adapters of a node on leaf switches of their own: 1 without rails."""
+        """The number of a node's adapters with their own leaf switches: 1 without rails."""
         return self.kinds[0].nics.count if self.cluster.fabric.rails else 1
 
     def _nic_in_node(self, rank: Ints) -> Ints:
-        """The adapter of each rank, counted within its node."""
+        """Return the adapter of each rank, counted within its node."""
         return self._nic_of_slot[self.kind_of_node[self.node_of[rank]], self.slot_of[rank]]
 
 
-class _Way:
-    """One column of link numbers for each hop that a message may take; -1 where it does not."""
+class _RouteBuilder:
+    """One column of link numbers for each hop that a message may take; -1 where it does not take it."""
 
     def __init__(self, topology: Topology, src: Ints, dst: Ints) -> None:
-        self.topology, self.fleet = topology, topology._fleet
+        self.topology, self.fleet = topology, topology.fleet
         self.src, self.dst = src, dst
         self.a, self.b = topology.node_of[src], topology.node_of[dst]
         self.local = (self.a == self.b) & (src != dst)
         self.far = self.a != self.b
 
     def columns(self) -> list[Ints]:
-        """From the source outwards, then inwards to the destination."""
+        """Return the hops from the source outwards, then inwards to the destination."""
         t, fleet = self.topology, self.fleet
         root_a, root_b = fleet.root[self.a], fleet.root[self.b]
         nic_a, nic_b = t._nic_in_node(self.src), t._nic_in_node(self.dst)
@@ -217,7 +196,7 @@ class _Way:
         return [column for column in out + back[::-1] if column is not None]
 
     def _uplinks(self, node: Ints, nic: Ints, way: int) -> list[Ints | None]:
-        """A tier's uplink is crossed where the two ends are not below one switch of it."""
+        """Return the uplinks on the way: crossed where the two ends are not below the same switch of a tier."""
         columns = []
         for level, switch in enumerate(self.fleet.switch[:-1]):
             name = switch_name(level)
@@ -237,12 +216,12 @@ class _Way:
 
 
 def _relays(kind: NodeKind) -> tuple[int, ...]:
-    """For each adapter the first GPU that uses it (GPU 0 for one that none uses)."""
+    """Return for each adapter the first GPU that uses it (GPU 0 for an adapter without GPUs)."""
     return tuple(kind.nics.of_gpu.index(nic) if nic in kind.nics.of_gpu else 0 for nic in range(kind.nics.count))
 
 
 def _table(rows: list[tuple[int, ...]]) -> Ints:
-    """Rows of different length as one array, filled up with 0."""
+    """Return rows of different length as one array, padded with 0."""
     table = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row

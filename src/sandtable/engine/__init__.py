@@ -3,13 +3,14 @@
     timeline = simulate(trace, cluster)
     timeline.step_ns, timeline.breakdown(0), timeline.link_loads, timeline.spans(0)
 
-Operators get their cost from the device (`compute`), calls from the links they cross (`network`); ranks whose time must
-be equal are folded into one actor (`fold`), and an event clock runs the actors to the end (`clock`).
+Operators get their cost from the device (`compute`), calls from the links (`network`). Ranks whose time must be
+equal are folded into one actor (`fold`), and an event clock runs the actors to the end (`clock`).
 """
 
 from sandtable.engine.breakdown import Breakdown
-from sandtable.engine.compute import CostModel, MeasuredTable
-from sandtable.engine.network import Transfer
+from sandtable.engine.compute.measured import MeasuredRow, MeasuredTable
+from sandtable.engine.compute.model import CostModel
+from sandtable.engine.network.transfer import Transfer
 from sandtable.engine.simulate import simulate
 from sandtable.engine.spans import Span
 from sandtable.engine.timeline import Actor, LinkLoads, OperatorCounts, Timeline, Transaction
@@ -20,6 +21,7 @@ __all__ = [
     "Breakdown",
     "CostModel",
     "LinkLoads",
+    "MeasuredRow",
     "MeasuredTable",
     "OperatorCounts",
     "Span",

@@ -1,13 +1,13 @@
-"""Blocks of memory: what each of them holds.
+"""Blocks of memory: what each one holds.
 
-The allocator's records say when each block came and went; what a block *is* follows from when it lives, as one tells
-furniture from groceries by watching a door. A block that comes before training and stays is a parameter. One that
-comes in backward and is still there when the optimizer looks is a gradient. One that comes in the optimizer and stays
-is optimizer state. One that comes in forward and outlives some of backward is an activation. The rest is temporary.
+The allocator records when each block came and went. Its lifetime reveals what it *is*, as watching a door distinguishes
+furniture from groceries. A block that comes before training and stays is a parameter. One that comes in backward and is
+still there when the optimizer begins is a gradient. One that comes in the optimizer and stays is optimizer state. One
+that comes in forward and outlives some of backward is an activation. The rest is temporary.
 
-Two hints settle what lifetimes cannot: the sizes of the tensors which the optimizer's operators update (a block that
-stays but is of no such size is a buffer, not a parameter), and the sizes of what is reduced or zeroed in every step (a
-flat gradient buffer or a bucket made before training).
+Two hints settle what lifetimes cannot: the sizes of the tensors that the optimizer updates (a block that stays but has
+no such size is a buffer, not a parameter), and the sizes of what is reduced or zeroed in every step (a flat gradient
+buffer or a bucket made before training).
 
 Sizes are the allocator's: requests rounded up to 512 bytes, and large blocks up to 1 MiB more (see `RankView.memory`).
 """
@@ -19,8 +19,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.trace import Kind, Phase, RankView, Signature, TensorSpec
-from sandtable.trace.signature import TENSOR
+from sandtable.trace.kinds import Kind, Phase
+from sandtable.trace.signature import TENSOR, Signature, TensorSpec
+from sandtable.trace.view import RankView
 
 __all__ = ["Blocks", "Category", "classify_blocks"]
 
@@ -60,10 +61,13 @@ class Blocks:
 
 
 def classify_blocks(view: RankView) -> Blocks:
-    """Finds the lifetime of every block, and from it the category."""
+    """Find the lifetime of every block, and derive its category."""
     records = view.records
     allocated = np.flatnonzero(records.kind == Kind.ALLOC)
-    lives = _Lives(view, allocated, _free_rows(view, allocated))
+    if not len(allocated):  # a rank that failed before it used its device
+        nothing = np.zeros(0, dtype=np.int64)
+        return Blocks(allocated_row=allocated, freed_row=nothing, size_bytes=nothing, category=nothing.astype(np.int8))
+    lives = _Lifetimes(view, allocated, _free_rows(view, allocated))
     category = np.full(len(allocated), Category.TEMPORARY, dtype=np.int8)
     category[lives.is_gradient] = Category.GRADIENTS
     category[lives.is_activation] = Category.ACTIVATIONS
@@ -74,8 +78,8 @@ def classify_blocks(view: RankView) -> Blocks:
     )
 
 
-class _Lives:
-    """The lifetimes of blocks against the course of training."""
+class _Lifetimes:
+    """The lifetimes of blocks relative to the course of training."""
 
     def __init__(self, view: RankView, allocated: Rows, freed: Rows) -> None:
         records = view.records
@@ -94,26 +98,26 @@ class _Lives:
         self.is_state: Flags = (phase == Phase.OPTIMIZER) & stays
         self.crosses_step: Flags = (num_survived > 0) & (phase == Phase.FORWARD)
         self.is_activation: Flags = in_forward & (num_backward > 0)
-        # A script that holds its last logits keeps them through one step; what outlives two is there to stay.
+        # A script that holds its last logits keeps them through one step; what outlives two steps stays.
         lasting = (num_survived >= min(2, max(self.num_steps, 1))) | (stays & (allocated < _first_backward(view)))
         self.is_resident: Flags = (phase == Phase.FORWARD) & lasting
 
 
-def _settle_residents(view: RankView, lives: _Lives, category: npt.NDArray[np.int8]) -> None:
-    """Tells parameters, gradient buffers and other buffers apart among the blocks that stay."""
+def _settle_residents(view: RankView, lives: _Lifetimes, category: npt.NDArray[np.int8]) -> None:
+    """Distinguish parameters, gradient buffers and other buffers among the blocks that stay."""
     reduced = _is_reduced(view, lives)
     is_parameter = _find_parameters(view, lives, reduced)
     built_before = lives.allocated <= lives.allocated[is_parameter].max(initial=-1)
     rest = lives.is_resident & ~is_parameter
     category[rest & (built_before | (lives.num_steps > 1))] = Category.BUFFERS
-    # A bucket may be made anew after the first step, so it need not live to the end to be one.
+    # A bucket may be rebuilt after the first step, so it need not live to the end.
     may_be_bucket = lives.crosses_step & (rest | (category == Category.ACTIVATIONS))
     category[reduced & may_be_bucket & ~is_parameter] = Category.GRADIENTS
     category[is_parameter] = Category.PARAMETERS
 
 
-def _find_parameters(view: RankView, lives: _Lives, reduced: Flags) -> Flags:
-    """Of the blocks that stay those the optimizer updates: by size, the first of each as many as it updates.
+def _find_parameters(view: RankView, lives: _Lifetimes, reduced: Flags) -> Flags:
+    """Return which blocks that stay are parameters: of each size, as many of the first as the optimizer updates.
 
     Where parameters are not blocks of their own (flat or padded shards) sizes do not match; then the earliest of the
     others are taken until all bytes that the optimizer updates have a place.
@@ -124,16 +128,16 @@ def _find_parameters(view: RankView, lives: _Lives, reduced: Flags) -> Flags:
     sizes = np.array(sorted(updated), dtype=np.int64)
     counts = np.array([updated[size] for size in sizes.tolist()], dtype=np.int64)
     classes = _size_classes(lives.size, sizes)
-    found = _among_first(classes, lives.is_resident & (classes >= 0), counts)
-    missing = int(sizes @ counts) - int(lives.size[found].sum())
-    others = np.flatnonzero(lives.is_resident & ~found & ~reduced)
+    is_parameter = _among_first(classes, lives.is_resident & (classes >= 0), counts)
+    missing = int(sizes @ counts) - int(lives.size[is_parameter].sum())
+    others = np.flatnonzero(lives.is_resident & ~is_parameter & ~reduced)
     taken = others[np.cumsum(lives.size[others]) - lives.size[others] < missing]
-    found[taken] = True
-    return found
+    is_parameter[taken] = True
+    return is_parameter
 
 
 def _free_rows(view: RankView, allocated: Rows) -> Rows:
-    """The record that frees each block. Ids are not used twice while a block lives, but may be afterwards."""
+    """Return the record that frees each block. Ids are unique among living blocks, but may be used again afterwards."""
     records = view.records
     freed = np.flatnonzero(records.kind == Kind.FREE)
     rows = np.concatenate((allocated, freed))
@@ -151,7 +155,7 @@ def _is_memory(view: RankView) -> Flags:
 
 
 def _phases(view: RankView) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """For each record the phase of the last work at or before it, and of the next at or after it.
+    """Return for each record the phase of the last work at or before it, and of the next at or after it.
 
     Records of memory carry no phase of their own: an operator's outputs are allocated just before it is recorded.
     """
@@ -169,12 +173,12 @@ def _phases(view: RankView) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8
 
 
 def _first_backward(view: RankView) -> int:
-    found = np.flatnonzero((view.records.phase == Phase.BACKWARD) & ~_is_memory(view))
-    return int(found[0]) if len(found) else len(view.records)
+    rows = np.flatnonzero((view.records.phase == Phase.BACKWARD) & ~_is_memory(view))
+    return int(rows[0]) if len(rows) else len(view.records)
 
 
 def _reaches_optimizer(view: RankView, phases: npt.NDArray[np.uint8], allocated: Rows, freed: Rows) -> Flags:
-    """Whether a block is alive when the optimizer begins: the first work in that phase after its allocation."""
+    """Return whether a block is alive when the optimizer next begins after its allocation."""
     begins = np.flatnonzero((phases[1:] == Phase.OPTIMIZER) & (phases[:-1] != Phase.OPTIMIZER)) + 1
     if not len(begins):
         return freed >= len(view.records)
@@ -185,7 +189,7 @@ def _reaches_optimizer(view: RankView, phases: npt.NDArray[np.uint8], allocated:
 
 
 def _updated_sizes(view: RankView) -> dict[int, int]:
-    """Sizes of the tensors that the optimizer updates in one step, and how many there are of each.
+    """Return the sizes of the tensors that the optimizer updates in one step, and how many there are of each.
 
     Each of its operators works on every parameter, or on something of every parameter's size, at least once: of all
     operators that touch a size, the one that does so least often counts.
@@ -210,7 +214,7 @@ def _updated_sizes(view: RankView) -> dict[int, int]:
 
 
 def _first_list(signature: Signature) -> tuple[TensorSpec, ...]:
-    """The tensors of an operator's first argument: lists are equally long, and some may be empty."""
+    """Return the tensors of an operator's first argument: lists are equally long, and some may be empty."""
     tensors = signature.inputs
     num_lists = max(signature.arguments.count(TENSOR), 1)
     while num_lists > 1 and len(tensors) % num_lists:
@@ -218,22 +222,22 @@ def _first_list(signature: Signature) -> tuple[TensorSpec, ...]:
     return tensors[: len(tensors) // num_lists]
 
 
-def _is_reduced(view: RankView, lives: _Lives) -> Flags:
-    """Blocks of a size that is reduced or zeroed once backward has begun, as gradients in a buffer are.
+def _is_reduced(view: RankView, lives: _Lifetimes) -> Flags:
+    """Return which blocks have a size that is reduced or zeroed once backward has begun, as gradients in a buffer are.
 
-    Each buffer is reduced once a step; a size that comes more often than there are such blocks is something else's.
+    Each buffer is reduced once per step; a size that comes more often than there are such blocks belongs to others.
     """
     counts = _reduced_sizes(view)
     sizes = np.array(sorted(counts), dtype=np.int64)
     classes = _size_classes(lives.size, sizes)
-    held = np.bincount(classes[lives.crosses_step & (classes >= 0)], minlength=len(sizes))
-    rare = np.array([counts[size] for size in sizes.tolist()], dtype=np.int64) <= held
+    num_blocks = np.bincount(classes[lives.crosses_step & (classes >= 0)], minlength=len(sizes))
+    rare = np.array([counts[size] for size in sizes.tolist()], dtype=np.int64) <= num_blocks
     reduced: Flags = (classes >= 0) & np.append(rare, False)[classes]
     return reduced
 
 
 def _reduced_sizes(view: RankView) -> dict[int, int]:
-    """Sizes of what the last step reduces in or after backward or zeroes in place, and how often."""
+    """Return the sizes that the last step reduces in or after backward or zeroes in place, and how often."""
     records, calls = view.records, view.calls
     steps = view.step_slices()
     span = steps[-1] if steps else slice(0, len(records))
@@ -242,9 +246,9 @@ def _reduced_sizes(view: RankView) -> dict[int, int]:
     reducing = np.array([op in _REDUCING for op in view.rank_class.records.call_ops] or [False])
     rows = ref[(kind == Kind.COLLECTIVE) & late]
     counts = Counter(map(_rounded, calls.bytes_in[rows][reducing[calls.op[rows]]].tolist()))
-    found, often = np.unique(ref[kind == Kind.OPERATOR], return_counts=True)
+    refs, num_launches = np.unique(ref[kind == Kind.OPERATOR], return_counts=True)
     zeroed: Counter[int] = Counter()
-    for index, num in zip(found.tolist(), often.tolist(), strict=True):
+    for index, num in zip(refs.tolist(), num_launches.tolist(), strict=True):
         signature = view.signature(index)
         if signature.name in ("aten::zero_", "aten::_foreach_zero_"):
             zeroed.update({_rounded(spec.size_bytes): num for spec in signature.inputs})
@@ -253,12 +257,12 @@ def _reduced_sizes(view: RankView) -> dict[int, int]:
 
 
 def _rounded(size_bytes: int) -> int:
-    """What the allocator makes of a request."""
+    """Round a request as the allocator does."""
     return -(-size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
 
 
 def _size_classes(block_bytes: Rows, requests: Rows) -> Rows:
-    """The index of the request that a block of this size may answer; -1 where there is none."""
+    """Return the index of the request that a block of this size may answer; -1 where there is none."""
     if not len(requests):
         return np.full(len(block_bytes), -1, dtype=np.int64)
     index = np.searchsorted(requests, block_bytes, side="right") - 1
@@ -269,7 +273,7 @@ def _size_classes(block_bytes: Rows, requests: Rows) -> Rows:
 
 
 def _among_first(classes: Rows, chosen: Flags, limits: Rows) -> Flags:
-    """Of the chosen blocks those that are among the first `limits[class]` of their class, in order of allocation."""
+    """Return which chosen blocks are among the first `limits[class]` of their class, in order of allocation."""
     rows = np.flatnonzero(chosen)
     order = rows[np.argsort(classes[rows], kind="stable")]
     grouped = classes[order]

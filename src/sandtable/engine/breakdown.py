@@ -3,8 +3,8 @@
 The main stream of a device is a strip of film: runs of operators, calls, waits, and gaps, one after the other, without
 overlap. Every stretch of the strip gets one reason, so the parts add up to the step:
 
-    a run                   the phase it belongs to, as long as the device is busy; the rest of it the host was late
-    a call on the strip     until the last member comes it is waiting, then it is communication
+    a run                   its phase while the device is busy; for the rest the host was late
+    a call on the strip     waiting until the last member comes, then communication
     a wait                  for a call on another stream: the same two parts of that call
     a gap                   nothing was issued: the host was late
 """
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.engine.clock import Times
-from sandtable.engine.program import Order, Program
-from sandtable.trace import Phase
+from sandtable.engine.program import Opcode, Program
+from sandtable.trace.kinds import Phase
 
 __all__ = ["Breakdown", "break_down"]
 
@@ -32,7 +32,7 @@ class Breakdown:
     recompute: int = 0
     optimizer: int = 0
     communication: dict[str, int] = field(default_factory=dict)
-    """Exposed communication by axis: the compute stream stands still for it."""
+    """Exposed communication by axis: the compute stream waits for it."""
     bubble: int = 0
     """Waiting for a neighbour in the pipeline."""
     straggler: int = 0
@@ -56,8 +56,8 @@ def break_down(
     *,
     window: tuple[int, int],
 ) -> Breakdown:
-    """The breakdown of `window` on a device; `axes` names the axis of each edge of its program."""
-    strip = _Strip(program, times, window)
+    """Return the breakdown of `window` on a device; `axes` names the axis of each edge of its program."""
+    strip = _MainStream(program, times, window)
     busy = {phase: strip.busy(phase) for phase in Phase}
     waiting_p2p, waiting_others, communication = strip.calls(axes)
     copies = strip.copies()
@@ -77,31 +77,31 @@ def break_down(
     )
 
 
-class _Strip:
-    """The instructions of the main stream, with the window's edges applied."""
+class _MainStream:
+    """The instructions of the main stream, clipped to the window."""
 
     def __init__(self, program: Program, times: Times, window: tuple[int, int]) -> None:
         self.program, self.times, self.window = program, times, window
-        work = np.where((program.kind == Order.RUN) & (program.is_copy == 0), program.work_ns, 0)
+        work = np.where((program.kind == Opcode.RUN) & (program.is_copy == 0), program.work_ns, 0)
         by_stream = np.bincount(program.stream, weights=work, minlength=1)
         self.main = int(by_stream.argmax())
         on_main = (program.stream == self.main) & (times.end_ns >= 0)
-        self.runs = np.flatnonzero(on_main & (program.kind == Order.RUN) & (program.is_copy == 0))
-        self.copying = np.flatnonzero(on_main & (program.kind == Order.RUN) & (program.is_copy == 1))
-        self.meetings = np.flatnonzero(on_main & (program.kind == Order.CALL))
-        self.waits = np.flatnonzero(on_main & (program.kind == Order.WAIT) & (program.arg >= 0))
+        self.runs = np.flatnonzero(on_main & (program.kind == Opcode.RUN) & (program.is_copy == 0))
+        self.copying = np.flatnonzero(on_main & (program.kind == Opcode.RUN) & (program.is_copy == 1))
+        self.meetings = np.flatnonzero(on_main & (program.kind == Opcode.CALL))
+        self.waits = np.flatnonzero(on_main & (program.kind == Opcode.WAIT) & (program.arg >= 0))
         self.elsewhere = 0
 
     @property
     def tail(self) -> int:
-        """From this rank's end of the last step to the slowest one's."""
+        """The time from this rank's end of the last step to the slowest rank's."""
         if not len(self.program.steps):
             return 0
         end = int(self.times.end_ns[self.program.steps[-1]])
         return max(self.window[1] - max(end, self.window[0]), 0)
 
     def busy(self, phase: Phase) -> int:
-        """What runs of a phase keep the device busy: all of them but what they wait for the host."""
+        """Return how long runs of a phase keep the device busy, without their waiting for the host."""
         runs = self.runs[self.program.phase[self.runs] == phase]
         start, end = self.times.start_ns[runs], self.times.end_ns[runs]
         length = np.maximum(end - start, 1)
@@ -114,7 +114,7 @@ class _Strip:
         return int(self._clip(self.times.start_ns[self.copying], self.times.end_ns[self.copying]).sum())
 
     def calls(self, axes: tuple[str, ...]) -> tuple[int, int, dict[str, int]]:
-        """Waiting in messages, waiting in collectives, and communication by axis."""
+        """Return the waiting in messages, the waiting in collectives, and communication by axis."""
         blamed, begin, end = self._blamed()
         if not len(blamed):
             return 0, 0, {}
@@ -132,32 +132,32 @@ class _Strip:
         return int(waiting[is_p2p].sum()), int(waiting[~is_p2p].sum()), communication
 
     def _blamed(self) -> tuple[I64, I64, I64]:
-        """The calls that hold up the main stream, and from when to when: its own, and those that it waits for."""
+        """Return the calls that hold up the main stream, its own and those it waits for, and from when to when."""
         program, times = self.program, self.times
         waits = self.waits[times.end_ns[self.waits] > times.start_ns[self.waits]]
         last_call = _last_call_on_stream(program)
         cause = last_call[program.arg[waits]]
         # An event behind a call carries the call's end; one behind other work does not.
-        found = (cause >= 0) & (times.end_ns[np.maximum(cause, 0)] == times.end_ns[program.arg[waits]])
-        others = waits[~found]
+        is_call = (cause >= 0) & (times.end_ns[np.maximum(cause, 0)] == times.end_ns[program.arg[waits]])
+        others = waits[~is_call]
         self.elsewhere = int(self._clip(times.start_ns[others], times.end_ns[others]).sum())
-        blamed = np.concatenate([self.meetings, cause[found]])
-        begin = np.concatenate([times.start_ns[self.meetings], times.start_ns[waits[found]]])
-        end = np.concatenate([times.end_ns[self.meetings], times.end_ns[waits[found]]])
+        blamed = np.concatenate([self.meetings, cause[is_call]])
+        begin = np.concatenate([times.start_ns[self.meetings], times.start_ns[waits[is_call]]])
+        end = np.concatenate([times.end_ns[self.meetings], times.end_ns[waits[is_call]]])
         return blamed, begin, end
 
     def _clip(self, begin: I64, end: I64) -> I64:
-        """Lengths inside the window."""
+        """Return the lengths inside the window."""
         low, high = self.window
         return np.maximum(np.clip(end, low, high) - np.clip(begin, low, high), 0)
 
 
 def _last_call_on_stream(program: Program) -> I64:
-    """For each instruction the last call on its stream, itself included; -1 where there is none."""
+    """Return for each instruction the last call on its stream up to itself; -1 where there is none."""
     last = np.full(len(program), -1, dtype=np.int64)
     for stream in range(len(program.stream_ids)):
-        mine = np.flatnonzero((program.stream == stream) & (program.kind != Order.HOST_WAIT))
-        calls = np.where(program.kind[mine] == Order.CALL, mine, -1)
-        if len(mine):
-            last[mine] = np.maximum.accumulate(calls)
+        instructions = np.flatnonzero((program.stream == stream) & (program.kind != Opcode.HOST_WAIT))
+        calls = np.where(program.kind[instructions] == Opcode.CALL, instructions, -1)
+        if len(instructions):
+            last[instructions] = np.maximum.accumulate(calls)
     return last

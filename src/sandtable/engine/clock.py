@@ -1,10 +1,9 @@
-"""The clock: hands programs to the C++ event clock, and its answer back.
+"""The clock: passes programs to the C++ event clock, and its results back.
 
-See csrc/clock.cpp for how it goes. The library is plain C++ without torch; it is compiled once, in seconds.
+csrc/clock.cpp explains the algorithm. The library is plain C++ without torch; it is compiled once, in seconds.
 """
 
 import ctypes
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sandtable.engine.network.transfer import Transfer
 from sandtable.engine.program import Program
-from sandtable.engine.wiring import Wiring
-from sandtable.native import cache_directory, compile_shared, shelved
+from sandtable.native import load_compiled
 
-__all__ = ["ActorSpeed", "Stuck", "Times", "run_clock"]
+__all__ = ["ActorSpeed", "StuckInstruction", "Times", "Wiring", "run_clock"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -27,8 +26,24 @@ _MAX_STUCK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Channels and transfers, and for each actor which of its edges and patterns lead to which."""
+
+    slots: npt.NDArray[np.int32]
+    """How many arrivals each channel waits for."""
+    transfers: tuple[Transfer, ...]
+    channel_of_edge: tuple[npt.NDArray[np.int32], ...]
+    transfer_of_pattern: tuple[npt.NDArray[np.int32], ...]
+    num_link_classes: int
+    first_link: npt.NDArray[np.int32]
+    """Where the link classes of each transfer begin in `links` and `loads`; one more entry marks the end."""
+    links: npt.NDArray[np.int32]
+    loads: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpeed:
-    """How an actor differs from the plan: its work takes `slowness` times as long, and varies by `jitter`."""
+    """How an actor deviates: its work takes `slowness` times as long, and varies by `jitter`."""
 
     slowness: float = 1.0
     jitter: float = 0.0
@@ -39,7 +54,7 @@ class ActorSpeed:
 class Times:
     """When each instruction of one actor started and ended; -1 for one that never did.
 
-    `issue_ns` is when the host came to it, `meet_ns` when the last member of a call arrived.
+    `issue_ns` is when the host reached it, `meet_ns` when the last member of a call arrived.
     """
 
     issue_ns: I64
@@ -49,8 +64,8 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
-    """An instruction that never came to its end; stream -1 is the host."""
+class StuckInstruction:
+    """An instruction that never ended; stream -1 is the host."""
 
     actor: int
     stream: int
@@ -59,21 +74,26 @@ class Stuck:
 
 def run_clock(
     programs: list[Program], wiring: Wiring, speeds: list[ActorSpeed]
-) -> tuple[tuple[Times, ...], tuple[Stuck, ...]]:
-    """Runs one program an actor (the same object may stand for several) to the end, or until nothing moves."""
+) -> tuple[tuple[Times, ...], tuple[StuckInstruction, ...]]:
+    """Run one program per actor (several may share one object) to the end, or until nothing moves."""
     distinct = list({id(program): program for program in programs}.values())
-    number = {id(program): k for k, program in enumerate(distinct)}
+    number = {id(program): index for index, program in enumerate(distinct)}
     keep: list[Any] = []
     c_programs = (_Program * len(distinct))(*(_c_program(program, keep) for program in distinct))
     times = tuple(_empty_times(len(program)) for program in programs)
     c_actors = (_Actor * len(programs))(
-        *(_c_actor(number[id(program)], times[k], speeds[k], wiring, k, keep) for k, program in enumerate(programs))
+        *(
+            _c_actor(number[id(program)], times[index], speeds[index], wiring, index, keep)
+            for index, program in enumerate(programs)
+        )
     )
     network = _c_network(wiring, keep)
     stuck = (_Stuck * _MAX_STUCK)()
     count = _library().sandtable_clock(c_programs, c_actors, len(programs), ctypes.byref(network), stuck, _MAX_STUCK)
-    found = tuple(Stuck(s.actor, s.stream, s.instruction) for s in stuck[: min(count, _MAX_STUCK)])
-    return times, found
+    stuck_instructions = tuple(
+        StuckInstruction(s.actor, s.stream, s.instruction) for s in stuck[: min(count, _MAX_STUCK)]
+    )
+    return times, stuck_instructions
 
 
 def _empty_times(length: int) -> Times:
@@ -158,8 +178,10 @@ def _c_network(wiring: Wiring, keep: list[Any]) -> _Network:
     first = wiring.first_link.tolist()
     transfers = (_Transfer * max(len(wiring.transfers), 1))(
         *(
-            _Transfer(t.latency_ns, t.work_ns, t.sm_share, first[k], first[k + 1] - first[k])
-            for k, t in enumerate(wiring.transfers)
+            _Transfer(
+                transfer.latency_ns, transfer.work_ns, transfer.sm_share, first[index], first[index + 1] - first[index]
+            )
+            for index, transfer in enumerate(wiring.transfers)
         )
     )
     keep.append(transfers)
@@ -174,7 +196,7 @@ def _c_network(wiring: Wiring, keep: list[Any]) -> _Network:
 
 
 def _address(column: npt.NDArray[Any], keep: list[Any]) -> int:
-    """Where the column's numbers are; `keep` holds on to it while C++ reads them."""
+    """Return the address of the column's numbers; `keep` holds on to it while C++ reads them."""
     if not column.flags.c_contiguous:
         column = np.ascontiguousarray(column)
     keep.append(column)
@@ -183,9 +205,7 @@ def _address(column: npt.NDArray[Any], keep: list[Any]) -> int:
 
 @cache
 def _library() -> ctypes.CDLL:
-    digest = hashlib.sha256(_SOURCE.read_bytes() + repr(_FLAGS).encode()).hexdigest()[:16]
-    target = cache_directory() / f"clock-{digest}" / "clock.so"
-    library = ctypes.CDLL(str(shelved(target, lambda place: compile_shared(place, [_SOURCE], flags=_FLAGS))))
+    library = load_compiled("clock", _SOURCE, flags=_FLAGS)
     library.sandtable_clock.restype = ctypes.c_int64
     library.sandtable_clock.argtypes = (
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,

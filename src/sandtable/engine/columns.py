@@ -1,6 +1,6 @@
-"""Columns: the spans of one rank as arrays, for those who draw a hundred thousand of them.
+"""Columns: the spans of one rank as arrays, for drawing a hundred thousand of them.
 
-The same as `spans.unroll`, without an object for each. An operator ends when it is done after the one before it, and
+The same as `spans.unroll`, without an object per span. An operator ends when it is done after the one before it, and
 never before its host has issued it: end_j = max over i <= j of (ready_i + work_i + ... + work_j), within each run.
 """
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.engine.clock import Times
-from sandtable.engine.operators import OperatorTable
-from sandtable.engine.program import Order, Program
-from sandtable.trace import Kind, RankView
+from sandtable.engine.program import Opcode
+from sandtable.engine.spans import RankExecution
+from sandtable.trace.kinds import Kind
 
 __all__ = ["CATEGORIES", "HostColumns", "SpanColumns", "host_columns", "span_columns"]
 
@@ -25,8 +24,11 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanColumns:
-    """One entry a span, by stream and start. `name` and `axis` are indices into `names` and `axes`, `category` into
-    `CATEGORIES`, `line` into the lines of the trace; `record` is the record of the rank that issued it."""
+    """One entry per span, by stream and start.
+
+    `name` and `axis` are indices into `names` and `axes`, `category` into `CATEGORIES`, `line` into the lines of the
+    trace; `record` is the record of the rank that issued it.
+    """
 
     record: I64
     start_ns: I64
@@ -58,9 +60,10 @@ class HostColumns:
     line: I64
 
 
-def host_columns(view: RankView, program: Program, times: Times, window: tuple[int, int]) -> HostColumns:
-    """The stretches of the host that touch the window."""
-    waits = program.kind == Order.HOST_WAIT
+def host_columns(execution: RankExecution, *, window: tuple[int, int]) -> HostColumns:
+    """Return the stretches of the host that touch the window."""
+    records, program, times = execution.view.records, execution.program, execution.times
+    waits = program.kind == Opcode.HOST_WAIT
     start = times.issue_ns
     end = np.where(waits, times.end_ns, start + program.host_ns)
     kept = np.flatnonzero((end > np.maximum(start, window[0])) & (start < window[1]) & (start >= 0))
@@ -70,22 +73,16 @@ def host_columns(view: RankView, program: Program, times: Times, window: tuple[i
         end_ns=end[kept],
         waits=waits[kept],
         count=program.last_record[kept] - first + 1,
-        line=view.records.line[np.clip(first, 0, len(view.records) - 1)].astype(np.int64),
+        line=records.line[np.clip(first, 0, len(records) - 1)].astype(np.int64),
     )
 
 
-def span_columns(
-    view: RankView,
-    program: Program,
-    times: Times,
-    table: OperatorTable,
-    axes: tuple[str, ...],
-    window: tuple[int, int],
-) -> SpanColumns:
-    """The spans of `view` that touch the window."""
+def span_columns(execution: RankExecution, *, window: tuple[int, int]) -> SpanColumns:
+    """Return the spans that touch the window."""
+    view, kind, times, axes = execution.view, execution.program.kind, execution.times, execution.axes
     touches = (times.end_ns > window[0]) & (times.start_ns < window[1]) & (times.start_ns >= 0)
-    runs = _operators(view, program, times, table, np.flatnonzero(touches & (program.kind == Order.RUN)))
-    calls, call_names = _calls(view, program, times, np.flatnonzero(touches & (program.kind == Order.CALL)))
+    runs = _operators(execution, np.flatnonzero(touches & (kind == Opcode.RUN)))
+    calls, call_names = _calls(execution, np.flatnonzero(touches & (kind == Opcode.CALL)))
     refs, names = np.unique(runs["name"], return_inverse=True)
     operators = tuple(view.signature(int(ref)).op for ref in refs)
     runs["name"] = names.reshape(-1)
@@ -95,15 +92,13 @@ def span_columns(
     kept = np.flatnonzero(columns["end_ns"] > columns["start_ns"])
     order = kept[np.lexsort((columns["start_ns"][kept], columns["stream"][kept]))]
     flops = columns.pop("flops")[order]
-    whole = {name: column[order].astype(np.int64) for name, column in columns.items()}
-    return SpanColumns(**whole, flops=flops, names=operators + call_names, axes=(*axes, ""))
+    ordered = {name: column[order].astype(np.int64) for name, column in columns.items()}
+    return SpanColumns(**ordered, flops=flops, names=operators + call_names, axes=(*axes, ""))
 
 
-def _operators(
-    view: RankView, program: Program, times: Times, table: OperatorTable, runs: I64
-) -> dict[str, npt.NDArray[Any]]:
-    """Every operator of these runs; a run that something slowed down is stretched evenly."""
-    records = view.records
+def _operators(execution: RankExecution, runs: I64) -> dict[str, npt.NDArray[Any]]:
+    """Return every operator of these runs; a run that was slowed down is stretched evenly."""
+    records, program, times, table = execution.view.records, execution.program, execution.times, execution.table
     first, last = program.first_record[runs], program.last_record[runs]
     is_operator = records.kind == Kind.OPERATOR
     passed = np.concatenate(([0], np.cumsum(is_operator)))
@@ -137,19 +132,18 @@ def _operators(
     }
 
 
-def _calls(
-    view: RankView, program: Program, times: Times, calls: I64
-) -> tuple[dict[str, npt.NDArray[Any]], tuple[str, ...]]:
-    """Two spans a call: waiting for the others, and communicating."""
+def _calls(execution: RankExecution, calls: I64) -> tuple[dict[str, npt.NDArray[Any]], tuple[str, ...]]:
+    """Return two spans per call: waiting for the others, and communicating."""
+    view, program, times = execution.view, execution.program, execution.times
     row = program.arg[calls].astype(np.int64)
     pattern = program.row_pattern[row].astype(np.int64)
-    edges = np.array([each.edge for each in program.patterns] or [0], dtype=np.int64)
-    sizes = np.array([max(each.bytes_in, each.bytes_out) for each in program.patterns] or [0], dtype=np.int64)
+    edges = np.array([call.edge for call in program.patterns] or [0], dtype=np.int64)
+    sizes = np.array([max(call.bytes_in, call.bytes_out) for call in program.patterns] or [0], dtype=np.int64)
     start, end = times.start_ns[calls], times.end_ns[calls]
     meet = np.clip(times.meet_ns[calls], start, end)
     count = program.count[calls].astype(np.int64)
     keys, name = np.unique(np.stack([pattern, count], axis=1), axis=0, return_inverse=True)
-    texts = [_call_name(program.patterns[k].op, n) for k, n in keys.tolist()]
+    texts = [_call_name(program.patterns[index].op, calls_joined) for index, calls_joined in keys.tolist()]
     name = name.reshape(-1)
     category = np.repeat([CATEGORIES.index("wait"), CATEGORIES.index("communication")], len(calls))
 
@@ -177,14 +171,14 @@ def _call_name(op: str, count: int) -> str:
 
 
 def _running(values: F64, starting: I64, counts: I64) -> F64:
-    """Running sums that begin anew with each run."""
+    """Return running sums that restart with each run."""
     total = np.concatenate(([0.0], np.cumsum(values)))
     sums: F64 = total[1:] - np.repeat(total[starting], counts)
     return sums
 
 
 def _highest(values: F64, run: I64) -> F64:
-    """Running maxima that begin anew with each run: runs are lifted apart, so that each begins above the last."""
+    """Return running maxima that restart with each run: runs are lifted apart, so that each begins above the last."""
     if not len(values):
         return values
     lift = run * (values.max() - values.min() + 1.0)

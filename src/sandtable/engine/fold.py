@@ -1,10 +1,10 @@
 """Folding: ranks whose time must be equal become one actor.
 
-Think of identical dancers: as long as two of them have the same steps, the same kind of partners and the same floor,
-watching one tells all about the other. Ranks are coloured by what they do and on which device; then, again and again,
-by the colours of those they meet and the links between, until no colour splits any more (colour refinement). Ranks of
-one colour are one *actor*. On a uniform cluster the number of actors does not grow with the number of replicas; a slow
-node or a thin link splits only those whom it reaches.
+Think of identical dancers: while two have the same steps, the same kind of partners and the same floor, watching one
+is watching the other. Ranks get a colour by what they do and on which device; then, repeatedly, by the
+colours of the ranks they meet and the links between, until no colour splits any more (colour refinement). Ranks of one
+colour are one *actor*. On a uniform cluster the number of actors does not grow with the number of replicas; a slow node
+or a thin link splits only the ranks it affects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.cluster import Topology
+from sandtable.cluster.topology import Topology
 from sandtable.engine.program import Edge
-from sandtable.trace import Trace
+from sandtable.trace.trace import Trace
 
 __all__ = ["Fold", "Membership", "fold"]
 
@@ -46,28 +46,28 @@ class Membership:
         )
 
     def peers(self, ranks: I64, edge: Edge) -> tuple[I64, I64]:
-        """The other end of a point-to-point `edge` for each of `ranks`, and its own number of that group."""
+        """Return the other end of a point-to-point `edge` for each of `ranks`, and its own number of that group."""
         group = self.own_group[ranks, edge.group]
         place = (self._position[ranks, edge.group] + edge.peer) % self.sizes[group]
         entry = self.offsets[group] + place
         return self.members[entry], self.own_of_entry[entry]
 
     def ranks_of(self, groups: I64) -> I64:
-        """The members of groups of one size, one row a group."""
+        """Return the members of groups of one size, one row per group."""
         positions = np.arange(int(self.sizes[groups[0]]))
         return np.asarray(self.members[self.offsets[groups][:, None] + positions[None, :]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """Which actor each rank is, and which groups are one by symmetry."""
+    """Which actor each rank is, and which groups are equal by symmetry."""
 
     membership: Membership
     actor_of_rank: I64
     representatives: I64
     """The first rank of each actor."""
     group_class: I64
-    """For each group that collectives run on the number of its class; -1 for others."""
+    """The class of each group that collectives run on; -1 for others."""
 
     @property
     def num_actors(self) -> int:
@@ -79,7 +79,7 @@ class Fold:
         return order, np.searchsorted(self.actor_of_rank[order], np.arange(self.num_actors + 1))
 
     def ranks(self, actor: int) -> I64:
-        """The ranks of one actor, in order."""
+        """Return the ranks of one actor, in order."""
         order, bounds = self._ranks_by_actor
         return order[bounds[actor] : bounds[actor + 1]]
 
@@ -89,21 +89,24 @@ class Fold:
         return order, np.searchsorted(self.group_class[order], np.arange(int(self.group_class.max(initial=-1)) + 2))
 
     def groups(self, group_class: int) -> I64:
-        """The groups of one class, in order."""
+        """Return the groups of one class, in order."""
         order, bounds = self._groups_by_class
         return order[bounds[group_class] : bounds[group_class + 1]]
 
 
 def fold(trace: Trace, topology: Topology, *, edges: Mapping[int, Sequence[Edge]], first_colour: U64) -> Fold:
-    """Colours ranks until nothing splits. `edges` are those of each class of `trace.classes`, by number;
-    `first_colour` sets ranks apart from the start: by class, device and speed."""
+    """Refine the colours of ranks until nothing splits, and return one actor per colour.
+
+    `edges` are those of each class of `trace.classes`, by number; `first_colour` sets ranks apart from the start: by
+    class, device and speed.
+    """
     membership = Membership(trace)
-    ranks_of_class = {k: np.asarray(trace.classes[k].ranks) for k in edges}
+    ranks_of_class = {number: np.asarray(trace.classes[number].ranks) for number in edges}
     used = np.zeros(len(trace.groups), dtype=bool)
-    for k, listed in edges.items():
-        for edge in listed:
+    for number, class_edges in edges.items():
+        for edge in class_edges:
             if not edge.is_p2p:
-                used[membership.own_group[ranks_of_class[k], edge.group]] = True
+                used[membership.own_group[ranks_of_class[number], edge.group]] = True
     shape = _shapes(membership, used, topology)
     peers = _peer_tables(membership, ranks_of_class, edges, topology)
     colour = first_colour
@@ -111,9 +114,9 @@ def fold(trace: Trace, topology: Topology, *, edges: Mapping[int, Sequence[Edge]
     while True:
         group_hash = _group_hashes(membership, shape, colour)
         fresh = _mix(colour)
-        for k, listed in edges.items():
-            ranks = ranks_of_class[k]
-            for edge in listed:
+        for number, class_edges in edges.items():
+            ranks = ranks_of_class[number]
+            for edge in class_edges:
                 if not edge.is_p2p:
                     met = group_hash[membership.own_group[ranks, edge.group]]
                     fresh[ranks] = _mix(fresh[ranks] + _mix(met + np.uint64(edge.group)))
@@ -136,7 +139,7 @@ def fold(trace: Trace, topology: Topology, *, edges: Mapping[int, Sequence[Edge]
 
 
 def _shapes(membership: Membership, used: npt.NDArray[np.bool_], topology: Topology) -> U64:
-    """One number a group: how its ring lies on the links, told by how often it uses links of which kind."""
+    """Return one number per group: how its ring lies on the links, by how often it uses links of each kind."""
     shape = np.zeros(len(membership.sizes), dtype=np.uint64)
     entries = np.flatnonzero(used[membership.group_of_entry])
     if not len(entries):
@@ -160,7 +163,7 @@ def _shapes(membership: Membership, used: npt.NDArray[np.bool_], topology: Topol
 
 
 def _link_kinds(topology: Topology) -> U64:
-    """One number a link: equal for links of equal speed and delay."""
+    """Return one number per link, equal for links of equal speed and delay."""
     speed = np.asarray(topology.bandwidth_bytes_per_s, dtype=np.float64).view(np.uint64)
     return _mix(speed + _mix(np.asarray(topology.latency_ns).astype(np.uint64)))
 
@@ -171,13 +174,13 @@ def _peer_tables(
     edges: Mapping[int, Sequence[Edge]],
     topology: Topology,
 ) -> list[tuple[I64, I64, U64]]:
-    """For each point-to-point edge of a class: its ranks, their peers, and what lies between them as one number."""
+    """Return for each point-to-point edge of a class its ranks, their peers, and the links between as one number."""
     kinds = np.append(_link_kinds(topology), np.uint64(0))
     tables = []
-    for k, listed in edges.items():
-        for number, edge in enumerate(listed):
+    for class_number, class_edges in edges.items():
+        for number, edge in enumerate(class_edges):
             if edge.is_p2p:
-                ranks = ranks_of_class[k]
+                ranks = ranks_of_class[class_number]
                 peers, own = membership.peers(ranks, edge)
                 routes = topology.routes(ranks, peers) if edge.sends else topology.routes(peers, ranks)
                 between = _mix(kinds[routes]).sum(axis=1, dtype=np.uint64)
@@ -187,14 +190,14 @@ def _peer_tables(
 
 
 def _group_hashes(membership: Membership, shape: U64, colour: U64) -> U64:
-    """One number a group from its shape and the colours of its members, in any order."""
+    """Return one number per group from its shape and the colours of its members, in any order."""
     entries = _mix(colour[membership.members] ^ _mix(membership.own_of_entry.astype(np.uint64)))
     totals = np.add.reduceat(entries, membership.offsets[:-1]) if len(entries) else np.zeros(0, dtype=np.uint64)
     return _mix(shape + totals)
 
 
 def _number(labels: U64) -> tuple[I64, I64]:
-    """Labels as numbers in order of first appearance, and where each first appears."""
+    """Return labels as numbers in order of first appearance, and where each first appears."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank_of = np.empty(len(order), dtype=np.int64)
@@ -203,7 +206,7 @@ def _number(labels: U64) -> tuple[I64, I64]:
 
 
 def _mix(values: U64) -> U64:
-    """Scrambles 64 bits (splitmix64)."""
+    """Scramble 64 bits (splitmix64)."""
     with np.errstate(over="ignore"):
         x = values + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

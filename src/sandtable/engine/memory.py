@@ -1,4 +1,4 @@
-"""Memory: what fills the card, by category, over time. What a block holds is found in `blocks.py`."""
+"""Memory: what fills the card, by category, over time. `blocks.py` determines what a block holds."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.engine.blocks import Blocks, Category, classify_blocks
-from sandtable.trace import Kind, RankView
+from sandtable.trace.kinds import Kind
+from sandtable.trace.view import RankView
 
 __all__ = ["Blocks", "Category", "MemoryCurve", "MemoryUse", "classify_blocks", "memory_curve", "memory_use"]
 
@@ -17,7 +18,7 @@ MAX_POINTS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
-    """Bytes after certain records: one row of `bytes_by_category` a point, columns in the order of `Category`."""
+    """Bytes after certain records: one row of `bytes_by_category` per point, columns in the order of `Category`."""
 
     row: Rows
     bytes_by_category: Rows
@@ -31,7 +32,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """One rank's memory at the moment when most was allocated; `fragmentation_bytes` is reserved but not in use."""
+    """One rank's memory when most was allocated; `fragmentation_bytes` are reserved but not in use."""
 
     bytes_by_category: dict[str, int]
     allocated_bytes: int
@@ -43,18 +44,18 @@ class MemoryUse:
 
 
 def memory_use(view: RankView, blocks: Blocks | None = None) -> MemoryUse:
-    """What the card holds at its fullest moment."""
+    """Return what the card holds at its fullest moment."""
     blocks = blocks or classify_blocks(view)
     rows, allocated = view.memory_timeline()
     peak = rows[allocated.argmax()] if len(rows) else np.int64(-1)
     alive = (blocks.allocated_row <= peak) & (blocks.freed_row > peak)
-    held = [int(blocks.size_bytes[alive & (blocks.category == each)].sum()) for each in Category]
+    bytes_of = [int(blocks.size_bytes[alive & (blocks.category == category)].sum()) for category in Category]
     reserved = int(_reserved(view, np.array([peak]))[0])
     return MemoryUse(
-        bytes_by_category={each.name.lower(): held[each] for each in Category},
-        allocated_bytes=sum(held),
+        bytes_by_category={category.name.lower(): bytes_of[category] for category in Category},
+        allocated_bytes=sum(bytes_of),
         reserved_bytes=reserved,
-        fragmentation_bytes=max(reserved - sum(held), 0),
+        fragmentation_bytes=max(reserved - sum(bytes_of), 0),
         peak_reserved_bytes=view.memory.reserved_bytes,
         capacity_bytes=view.memory.capacity_bytes,
         num_ooms=view.memory.num_ooms,
@@ -64,9 +65,9 @@ def memory_use(view: RankView, blocks: Blocks | None = None) -> MemoryUse:
 def memory_curve(
     view: RankView, blocks: Blocks | None = None, *, rows: slice = slice(None), max_points: int | None = MAX_POINTS
 ) -> MemoryCurve:
-    """Bytes by category after each record that changed them, of all records or of a slice such as one step.
+    """Return bytes by category after each record that changed them, of all records or of a slice such as one step.
 
-    More than `max_points` points are thinned: of each stretch its first point and its highest one stay.
+    More than `max_points` points are thinned: of each stretch its first and its highest point stay.
     """
     blocks = blocks or classify_blocks(view)
     records = view.records
@@ -81,7 +82,7 @@ def memory_curve(
     table[np.arange(len(row)), category] = change
     table = table.cumsum(axis=0)
     low, high = np.searchsorted(row, (start, stop))
-    # What is held when the slice begins is its first point.
+    # The first point is what is held when the slice begins.
     first = table[low - 1 : low] if low else np.zeros((1, len(Category)), dtype=np.int64)
     row = np.concatenate(([start], row[low:high]))
     table = np.concatenate((first, table[low:high]))
@@ -92,7 +93,7 @@ def memory_curve(
 
 
 def _reserved(view: RankView, rows: Rows) -> Rows:
-    """Bytes the allocator holds of the card after each of these records."""
+    """Return the bytes that the allocator has reserved on the card after each of these records."""
     kind, value = view.records.kind, view.records.value
     index = np.flatnonzero((kind == Kind.SEGMENT_ALLOC) | (kind == Kind.SEGMENT_FREE))
     total = np.concatenate(([0], np.cumsum(np.where(kind[index] == Kind.SEGMENT_ALLOC, value[index], -value[index]))))
@@ -101,7 +102,7 @@ def _reserved(view: RankView, rows: Rows) -> Rows:
 
 
 def _thin(heights: Rows, max_points: int | None) -> Rows:
-    """Indices to keep: all, or of each of `max_points / 2` equal stretches the first and the highest; and the last."""
+    """Return the indices to keep: all, or the first and highest of `max_points / 2` equal stretches, and the last."""
     num = len(heights)
     if max_points is None or num <= max_points:
         return np.arange(num)

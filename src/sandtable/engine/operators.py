@@ -1,44 +1,28 @@
-"""What the operators of a trace cost, one entry a signature, on one device."""
-
-from dataclasses import dataclass
+"""Price operators: what those of a trace cost on one device, computed once per signature."""
 
 import numpy as np
-import numpy.typing as npt
 
-from sandtable.engine.compute import CostModel
-from sandtable.engine.program import Costs
-from sandtable.trace import Phase, Trace
+from sandtable.engine.compute.model import CostModel
+from sandtable.engine.operator_table import BASES, Costs, OperatorTable
+from sandtable.trace.kinds import Phase
+from sandtable.trace.trace import Trace
 
-__all__ = ["OperatorTable", "price_operators"]
+__all__ = ["price_operators"]
 
 MARK_HOST_NS = 1_000.0
 """Recording an event or waiting for one, on the host: about a microsecond."""
 
-BASES = ("measured", "fitted", "nominal")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTable:
-    """Costs for the clock, and beside them what reports want to know of each signature."""
-
-    costs: Costs
-    flops: npt.NDArray[np.float64]
-    bytes_moved: npt.NDArray[np.float64]
-    basis: npt.NDArray[np.uint8]
-    """Index into `BASES`."""
-    family: tuple[str, ...]
-
 
 def price_operators(trace: Trace, model: CostModel, *, host_scale: float = 1.0) -> OperatorTable:
-    """Asks the model once for each distinct signature; a slow host takes `host_scale` times as long to issue it."""
+    """Price each distinct signature once; a slow host takes `host_scale` times as long to issue it."""
     signatures = trace.signatures
-    found = [model.cost(signature) for signature in signatures]
+    operator_costs = [model.cost(signature) for signature in signatures]
     host = [[model.host_ns(signature, phase) for signature in signatures] for phase in Phase]
     names = [signature.name for signature in signatures]
-    flops = np.array([cost.flops for cost in found], dtype=np.float64)
+    flops = np.array([cost.flops for cost in operator_costs], dtype=np.float64)
     costs = Costs(
-        work_ns=np.array([cost.work_ns for cost in found], dtype=np.float64),
-        host_ns=np.array(host, dtype=np.float64).reshape(len(Phase), len(found)) * host_scale,
+        work_ns=np.array([cost.work_ns for cost in operator_costs], dtype=np.float64),
+        host_ns=np.array(host, dtype=np.float64).reshape(len(Phase), len(operator_costs)) * host_scale,
         is_copy=np.array([_crosses_host_link(name) for name in names], dtype=bool),
         has_flops=np.array(flops > 0, dtype=bool),
         call_host_ns=model.call_host_ns * host_scale,
@@ -49,9 +33,9 @@ def price_operators(trace: Trace, model: CostModel, *, host_scale: float = 1.0) 
     return OperatorTable(
         costs=costs,
         flops=flops,
-        bytes_moved=np.array([cost.bytes for cost in found], dtype=np.float64),
-        basis=np.array([BASES.index(cost.basis) for cost in found], dtype=np.uint8),
-        family=tuple(cost.family for cost in found),
+        bytes_moved=np.array([cost.bytes for cost in operator_costs], dtype=np.float64),
+        basis=np.array([BASES.index(cost.basis) for cost in operator_costs], dtype=np.uint8),
+        family=tuple(cost.family for cost in operator_costs),
     )
 
 

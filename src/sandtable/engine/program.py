@@ -1,7 +1,7 @@
-"""Programs: the records of a class of ranks, with costs, as orders for the event clock.
+"""Programs: the records of a class of ranks, with costs, as instructions for the event clock.
 
 A capture has a row for every operator; the clock needs far fewer. Operators that follow each other on one stream, with
-nothing between them that another stream or rank could see, are one *run*: three numbers say all about it. With issue
+nothing between them that another stream or rank could see, are one *run*, which three numbers describe. With issue
 costs h and work d of its operators, and the launch latency l,
 
     work = sum d        lead = h_0 + l        lag = max over j of (h_0 + ... + h_j) + l + (d_j + ... + d_n)
@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.trace import P2P_OPS, TO_THE_END, Kind, RankRecords, SyncKind
+from sandtable.engine.operator_table import Costs
+from sandtable.trace.kinds import P2P_OPS, TO_THE_END, Kind, SyncKind
+from sandtable.trace.records import RankRecords
 
-__all__ = ["Costs", "Edge", "Order", "Pattern", "Program", "compile_program"]
+__all__ = ["CallPattern", "Edge", "Opcode", "Program", "compile_program"]
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
 
 
-class Order(IntEnum):
-    """What an instruction tells the clock; the numbers are those of csrc/clock.cpp."""
+class Opcode(IntEnum):
+    """What an instruction does; the numbers are those of csrc/clock.cpp."""
 
     RUN = 0
     CALL = 1
@@ -36,30 +38,14 @@ class Order(IntEnum):
     HOST_WAIT = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What the operators of a trace cost on one device, one entry a signature."""
-
-    work_ns: F64
-    host_ns: F64
-    """By phase and signature: [num_phases, num_signatures]."""
-    is_copy: npt.NDArray[np.bool_]
-    has_flops: npt.NDArray[np.bool_]
-    call_host_ns: float
-    mark_host_ns: float
-    launch_latency_ns: float
-    is_synchronous: bool
-    """The host does the work itself (a CPU): it waits for every operator."""
-
-
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """With whom a rank meets: one of its groups, or one peer of a group in one direction."""
+    """Whom a rank meets: one of its groups, or one peer of a group in one direction."""
 
     group: int
     """The rank's own number of the group."""
     peer: int = -1
-    """Point-to-point: the peer's position less one's own, modulo the group's size; -1 for collectives."""
+    """Point-to-point: the peer's position minus the rank's own, modulo the group's size; -1 for collectives."""
     sends: bool = False
 
     @property
@@ -68,8 +54,8 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """One kind of call on an edge: what crosses the wires is the same each time."""
+class CallPattern:
+    """One kind of call on an edge: it puts the same on the wires each time."""
 
     edge: int
     op: str
@@ -77,14 +63,14 @@ class Pattern:
     bytes_in: int
     bytes_out: int
     root: int = 0
-    """The root's position in the group, of collectives that have one."""
+    """The root's position in the group, for rooted collectives."""
     behind_bytes: int = 0
-    """Of a message received: bytes that are sent to the same peer in one batch with it."""
+    """For a message received: bytes sent to the same peer in one batch with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The orders of one class of ranks on one kind of device, one entry an instruction."""
+    """The instructions of one class of ranks on one kind of device, one entry per instruction."""
 
     kind: npt.NDArray[np.uint8]
     phase: npt.NDArray[np.uint8]
@@ -102,13 +88,13 @@ class Program:
     row_occurrence: I32
     row_pattern: I32
     edges: tuple[Edge, ...]
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[CallPattern, ...]
     stream_ids: npt.NDArray[np.uint16]
     """The trace's number of each stream."""
     steps: I64
     """The instructions that mark the ends of optimizer steps."""
     first_work: int
-    """The first instruction of training proper: what is before the first product of matrices sets things up."""
+    """The first instruction of training proper: everything before the first matrix product is set-up."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -120,12 +106,12 @@ _KEPT = (
 
 
 def compile_program(rank: RankRecords, costs: Costs) -> Program:
-    """The program of `rank`."""
+    """Compile the program of `rank`."""
     return _Compiler(rank, costs).compile()
 
 
 class _Compiler:
-    """The columns on the way: `records` are those kept, `begins` are where instructions begin among them."""
+    """The columns during compilation: `records` are those kept, `begins` is where instructions begin among them."""
 
     def __init__(self, rank: RankRecords, costs: Costs) -> None:
         self.rank, self.costs = rank, costs
@@ -150,15 +136,15 @@ class _Compiler:
         pick = np.repeat(np.arange(len(begins)), repeats)
         copy_of = np.arange(len(pick)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
         kind = self._orders(begins)[pick]
-        kind[(copy_of > 0) & (kind == Order.RUN)] = Order.HOST_WAIT
+        kind[(copy_of > 0) & (kind == Opcode.RUN)] = Opcode.HOST_WAIT
         at = begins[pick]
         arg, count, rows = self._arguments(kind, at, copy_of)
-        is_wait = kind == Order.HOST_WAIT
+        is_wait = kind == Opcode.HOST_WAIT
         zero = (copy_of > 0) | (is_wait & (self.kind[at] != Kind.HOST_SYNC))
         columns = {name: np.where(zero, 0, column[pick]) for name, column in costs.items()}
         edges, patterns, row_columns = self._edges(rows)
         records = self.index[at]
-        steps = np.flatnonzero((self.kind[at] == Kind.STEP) & (kind == Order.MARK))
+        steps = np.flatnonzero((self.kind[at] == Kind.STEP) & (kind == Opcode.MARK))
         return Program(
             kind=kind.astype(np.uint8),
             phase=self.phase[at],
@@ -180,7 +166,7 @@ class _Compiler:
         )
 
     def _later_in_batch(self) -> npt.NDArray[np.bool_]:
-        """Records of point-to-point calls that were issued as one with an earlier call: the first stands for all."""
+        """Return which records are point-to-point calls in one batch with an earlier call, which stands for all."""
         records, calls = self.rank.records, self.rank.calls
         later = np.zeros(len(records), dtype=bool)
         index = np.flatnonzero(records.kind == Kind.COLLECTIVE)
@@ -198,7 +184,7 @@ class _Compiler:
         return self.costs.is_copy[safe] if len(self.costs.is_copy) else np.zeros(len(at), dtype=bool)
 
     def _begins(self) -> tuple[I64, int]:
-        """Where instructions begin among the kept records, and the record that the first step begins with."""
+        """Return where instructions begin among the kept records, and the record that the first step begins with."""
         if not len(self.index):
             return np.zeros(0, dtype=np.int64), 0
         every = np.arange(len(self.index))
@@ -212,7 +198,7 @@ class _Compiler:
         return np.flatnonzero(starts), first_work
 
     def _run_costs(self, begins: I64) -> dict[str, I64]:
-        """Host cost, work, lag and lead of the instruction that begins at each of `begins`."""
+        """Return host cost, work, lag and lead of the instruction that begins at each of `begins`."""
         costs = self.costs
         safe = np.where(self.is_op, self.ref, 0)
         work = np.where(self.is_op, costs.work_ns[safe], 0.0)
@@ -237,7 +223,7 @@ class _Compiler:
         }
 
     def _repeats(self, begins: I64) -> I64:
-        """How many instructions each becomes: a wait for the device is one for each stream."""
+        """Return how many instructions each becomes: a wait for the device is one per stream."""
         repeats = np.ones(len(begins), dtype=np.int64)
         sync = self.kind[begins] == Kind.HOST_SYNC
         device = self.rank.records.value[self.index[begins]] == SyncKind.DEVICE
@@ -248,30 +234,30 @@ class _Compiler:
 
     def _orders(self, begins: I64) -> npt.NDArray[np.int64]:
         orders = np.zeros(len(Kind), dtype=np.int64)
-        orders[Kind.OPERATOR] = Order.RUN
-        orders[Kind.COLLECTIVE] = Order.CALL
-        orders[[Kind.WAIT, Kind.EVENT_WAIT]] = Order.WAIT
-        orders[[Kind.EVENT_RECORD, Kind.STEP]] = Order.MARK
-        orders[Kind.HOST_SYNC] = Order.HOST_WAIT
+        orders[Kind.OPERATOR] = Opcode.RUN
+        orders[Kind.COLLECTIVE] = Opcode.CALL
+        orders[[Kind.WAIT, Kind.EVENT_WAIT]] = Opcode.WAIT
+        orders[[Kind.EVENT_RECORD, Kind.STEP]] = Opcode.MARK
+        orders[Kind.HOST_SYNC] = Opcode.HOST_WAIT
         return orders[self.kind[begins]]
 
     def _arguments(self, kind: I64, at: I64, copy_of: I64) -> tuple[I32, I32, I64]:
-        """`arg` and `count` of each instruction, and the rows of `calls` in the order in which CALLs refer to them."""
+        """Return `arg` and `count` of each instruction, and the rows of `calls` in the order of CALL instructions."""
         arg = np.full(len(kind), -1, dtype=np.int32)
         count = np.zeros(len(kind), dtype=np.int32)
-        calls = np.flatnonzero(kind == Order.CALL)
+        calls = np.flatnonzero(kind == Opcode.CALL)
         rows, first, size = self._rows_of_calls(at[calls])
         arg[calls], count[calls] = first, size
         call_of_row = np.full(len(self.rank.calls) + 1, -1, dtype=np.int32)
         call_of_row[rows] = np.repeat(calls, size)
-        waits = np.flatnonzero((kind == Order.WAIT) & (self.kind[at] == Kind.WAIT))
+        waits = np.flatnonzero((kind == Opcode.WAIT) & (self.kind[at] == Kind.WAIT))
         arg[waits] = call_of_row[self.ref[at[waits]]]
         self._bind_events(arg, kind, at)
         self._bind_host_waits(arg, kind, at, copy_of)
         return arg, count, rows
 
     def _rows_of_calls(self, at: I64) -> tuple[I64, I32, I32]:
-        """Rows one call after the other, and for each call the first of its rows and how many there are."""
+        """Return the rows call after call, and for each call its first row and their number."""
         batch = np.where(self._is_p2p(), self.rank.calls.batch, 0).astype(np.int64)
         first_row = self.ref[at]
         size = np.ones(len(at), dtype=np.int64)
@@ -286,37 +272,39 @@ class _Compiler:
         return rows, first.astype(np.int32), size.astype(np.int32)
 
     def _bind_events(self, arg: I32, kind: I64, at: I64) -> None:
-        """A wait for an event is one for its last recording before."""
-        marks = np.flatnonzero((kind == Order.MARK) & (self.kind[at] == Kind.EVENT_RECORD))
+        """Bind each wait for an event to the event's last recording before it."""
+        marks = np.flatnonzero((kind == Opcode.MARK) & (self.kind[at] == Kind.EVENT_RECORD))
         source = self.kind[at]
-        waits = np.flatnonzero((kind == Order.WAIT) & (source == Kind.EVENT_WAIT))
+        waits = np.flatnonzero((kind == Opcode.WAIT) & (source == Kind.EVENT_WAIT))
         sync = self.rank.records.value[self.index[at]]
         waits = np.append(
-            waits, np.flatnonzero((kind == Order.HOST_WAIT) & (source == Kind.HOST_SYNC) & (sync == SyncKind.EVENT))
+            waits, np.flatnonzero((kind == Opcode.HOST_WAIT) & (source == Kind.HOST_SYNC) & (sync == SyncKind.EVENT))
         )
         span = len(kind) + 1
         keys = self.ref[at[marks]] * span + marks
         order = np.argsort(keys)
-        found = np.searchsorted(keys[order], self.ref[at[waits]] * span + waits) - 1
-        mark = marks[order[np.maximum(found, 0)]] if len(marks) else np.full(len(waits), -1)
-        same = (found >= 0) & (self.ref[at[mark]] == self.ref[at[waits]]) if len(marks) else np.zeros(len(waits), bool)
+        position = np.searchsorted(keys[order], self.ref[at[waits]] * span + waits) - 1
+        mark = marks[order[np.maximum(position, 0)]] if len(marks) else np.full(len(waits), -1)
+        same = (
+            (position >= 0) & (self.ref[at[mark]] == self.ref[at[waits]]) if len(marks) else np.zeros(len(waits), bool)
+        )
         arg[waits] = np.where(same, mark, -1)
 
     def _bind_host_waits(self, arg: I32, kind: I64, at: I64, copy_of: I64) -> None:
-        """A wait of the host is one for what was last issued on the stream it waits for."""
+        """Bind each wait of the host to what was last issued on the stream it waits for."""
         sync = self.rank.records.value[self.index[at]]
         source = self.kind[at]
-        waits = np.flatnonzero((kind == Order.HOST_WAIT) & ~((source == Kind.HOST_SYNC) & (sync == SyncKind.EVENT)))
+        waits = np.flatnonzero((kind == Opcode.HOST_WAIT) & ~((source == Kind.HOST_SYNC) & (sync == SyncKind.EVENT)))
         of_device = (source[waits] == Kind.HOST_SYNC) & (sync[waits] == SyncKind.DEVICE)
         streams = np.where(of_device, copy_of[waits], self.stream[at[waits]])
-        on_device = kind != Order.HOST_WAIT
+        on_device = kind != Opcode.HOST_WAIT
         for stream in np.unique(streams):
             issued = np.flatnonzero(on_device & (self.stream[at] == stream))
-            mine = waits[streams == stream]
-            before = np.searchsorted(issued, mine) - 1
-            arg[mine] = np.where(before >= 0, issued[np.maximum(before, 0)] if len(issued) else -1, -1)
+            stream_waits = waits[streams == stream]
+            before = np.searchsorted(issued, stream_waits) - 1
+            arg[stream_waits] = np.where(before >= 0, issued[np.maximum(before, 0)] if len(issued) else -1, -1)
 
-    def _edges(self, rows: I64) -> tuple[tuple[Edge, ...], tuple[Pattern, ...], tuple[I32, I32, I32]]:
+    def _edges(self, rows: I64) -> tuple[tuple[Edge, ...], tuple[CallPattern, ...], tuple[I32, I32, I32]]:
         calls, ops = self.rank.calls, self.rank.call_ops
         if not len(rows):
             empty = np.zeros(0, dtype=np.int32)
@@ -338,14 +326,14 @@ class _Compiler:
         at, pattern = _label(edge, *detail)
         edges = tuple(Edge(int(group[i]), int(peer[i]), bool(sends[i])) for i in edge_at)
         patterns = tuple(
-            Pattern(int(edge[i]), ops[int(op)], self.rank.dtypes[int(dtype)], *map(int, sizes))
+            CallPattern(int(edge[i]), ops[int(op)], self.rank.dtypes[int(dtype)], *map(int, sizes))
             for i, op, dtype, *sizes in zip(at, *(column[at] for column in detail), strict=True)
         )
         before = _count_before(edge)
         return edges, patterns, (edge.astype(np.int32), before.astype(np.int32), pattern.astype(np.int32))
 
     def _behind_bytes(self, rows: I64, group: I64, peer: I64, sends: npt.NDArray[np.bool_]) -> I64:
-        """For each message received, what goes to the same peer in one batch with it."""
+        """Return for each message received the bytes sent to the same peer in one batch with it."""
         batch = np.where(peer >= 0, self.rank.calls.batch[rows], 0).astype(np.int64)
         _, together = _label(group, peer, batch)
         sent = np.bincount(together, weights=np.where(sends, self.rank.calls.bytes_in[rows], 0))
@@ -357,7 +345,7 @@ def _round(values: F64) -> I64:
 
 
 def _label(*columns: npt.NDArray[Any]) -> tuple[I64, I64]:
-    """Rows of equal columns get one number: where each number first appears, and the number of each row."""
+    """Give rows of equal content one number: return where each number first appears, and the number of each row."""
     labels = np.zeros(len(columns[0]), dtype=np.int64)
     first = np.zeros(0, dtype=np.int64)
     for column in columns:
@@ -367,7 +355,7 @@ def _label(*columns: npt.NDArray[Any]) -> tuple[I64, I64]:
 
 
 def _count_before(labels: I64) -> I64:
-    """For each entry how many equal ones come before it."""
+    """Return for each entry how many equal ones come before it."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))

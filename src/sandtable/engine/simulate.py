@@ -1,21 +1,26 @@
-"""Simulate: from what each rank did, and what there is to do it on, to when everything happens."""
+"""Simulate: compute when everything happens, from what each rank did and the cluster it runs on."""
 
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.cluster import Cluster, Device, Topology
+from sandtable.cluster.cluster import Cluster
+from sandtable.cluster.device import Device
+from sandtable.cluster.topology import Topology
 from sandtable.engine.clock import ActorSpeed, run_clock
-from sandtable.engine.compute import CostModel, MeasuredTable
+from sandtable.engine.compute.measured import MeasuredTable
+from sandtable.engine.compute.model import CostModel
 from sandtable.engine.fold import Fold, fold
-from sandtable.engine.network import Planner
-from sandtable.engine.operators import OperatorTable, price_operators
+from sandtable.engine.network.planner import Planner
+from sandtable.engine.operator_table import OperatorTable
+from sandtable.engine.operators import price_operators
 from sandtable.engine.program import Program, compile_program
 from sandtable.engine.stalls import explain_stall
 from sandtable.engine.timeline import Timeline
 from sandtable.engine.what_if import WhatIf
 from sandtable.engine.wiring import wire
-from sandtable.errors import SimulationError
-from sandtable.trace import Trace
+from sandtable.errors import SimulationError, WhatIfError
+from sandtable.findings import Finding, Severity
+from sandtable.trace.trace import Trace
 
 __all__ = ["simulate"]
 
@@ -28,10 +33,10 @@ def simulate(
     measured: MeasuredTable | None = None,
     folding: bool = True,
 ) -> Timeline:
-    """When every rank of `trace` does what, on `cluster`.
+    """Compute when every rank of `trace` does what, on `cluster`.
 
-    `measured` times of operators go before the formulas. Without `folding` every rank is an actor of its own: the same
-    answer, slower.
+    `measured` times of operators take precedence over formulas. Without `folding` every rank is a separate actor:
+    the same result, slower.
     """
     what_if = what_if or WhatIf()
     topology = Topology(cluster, ranks_per_node=trace.ranks_per_node, num_ranks=trace.world_size)
@@ -41,19 +46,21 @@ def simulate(
         price_operators(trace, CostModel(device, table=measured), host_scale=_host_scale(topology, device))
         for device in topology.devices
     ]
-    shop = _Programs(trace, tables)
+    cache = _ProgramCache(trace, tables)
     slowness = _slowness(topology, what_if)
     colours = _first_colours(trace, topology, slowness, apart=what_if.jitter > 0 or not folding)
-    edges = {k: shop.program(k, device=0).edges for k in range(len(trace.classes))}
+    edges = {index: cache.program(index, device=0).edges for index in range(len(trace.classes))}
     folded = fold(trace, topology, edges=edges, first_colour=colours)
     devices = topology.device_index[folded.representatives]
-    classes = shop.class_of_rank[folded.representatives]
-    programs = [shop.program(int(k), device=int(d)) for k, d in zip(classes, devices, strict=True)]
+    classes = cache.class_of_rank[folded.representatives]
+    programs = [cache.program(int(index), device=int(d)) for index, d in zip(classes, devices, strict=True)]
     speeds = _speeds(folded, slowness, what_if)
     backend = "gloo" if topology.devices[0].vendor == "cpu" else "nccl"
     wiring = wire(folded, programs, Planner(topology, backend=backend))
     times, stuck = run_clock(programs, wiring, speeds)
-    if stuck and not all(_finished(program, each.end_ns) for program, each in zip(programs, times, strict=True)):
+    if stuck and not all(
+        _finished(program, actor_times.end_ns) for program, actor_times in zip(programs, times, strict=True)
+    ):
         raise explain_stall(trace, programs, folded.representatives.tolist(), stuck)
     return Timeline(
         trace=trace,
@@ -68,24 +75,29 @@ def simulate(
 
 
 def _host_scale(topology: Topology, device: Device) -> float:
-    """How slowly work is issued to such a device: by the slowest host that has one."""
+    """Return how slowly work is issued to such a device: by the slowest host that has one."""
     return max(kind.host.issue_scale for kind in topology.kinds if kind.device == device)
 
 
-class _Programs:
-    """Programs made when first asked for: one for each class of ranks on each kind of device."""
+class _ProgramCache:
+    """Programs compiled on demand: one for each class of ranks on each kind of device."""
 
     def __init__(self, trace: Trace, tables: list[OperatorTable]) -> None:
         self._trace, self._tables = trace, tables
         self._made: dict[tuple[int, int], Program] = {}
         self.class_of_rank = np.full(trace.world_size, -1, dtype=np.int64)
-        for k, each in enumerate(trace.classes):
-            self.class_of_rank[list(each.ranks)] = k
+        for index, rank_class in enumerate(trace.classes):
+            self.class_of_rank[list(rank_class.ranks)] = index
         if (self.class_of_rank < 0).any():
             missing = int(np.flatnonzero(self.class_of_rank < 0)[0])
             raise SimulationError(
-                f"the work of every rank must be known, but rank {missing} is in no captured class; "
-                "capture the run with --ranks auto or --ranks all"
+                Finding(
+                    rule="ranks-not-captured",
+                    severity=Severity.ERROR,
+                    message=f"the work of every rank must be known, but rank {missing} is in no captured class",
+                    ranks=(missing,),
+                    remedy="capture the run with --ranks auto or --ranks all",
+                )
             )
 
     def program(self, index: int, *, device: int) -> Program:
@@ -96,13 +108,13 @@ class _Programs:
 
 
 def _slowness(topology: Topology, what_if: WhatIf) -> npt.NDArray[np.float64]:
-    """The factor on the work of each rank."""
+    """Return the factor on the work of each rank."""
     slowness = np.ones(topology.num_ranks)
     num_nodes = int(topology.node_of.max()) + 1
     for node, speed in what_if.slow_nodes.items():
         if node >= num_nodes:
-            raise SimulationError(
-                f"a slow node must be one of the {num_nodes} of the run, but got {node}; "
+            raise WhatIfError(
+                f"a slow node must be one of the {num_nodes} nodes of the run, but got {node}; "
                 f"choose one from 0 to {num_nodes - 1}"
             )
         slowness[topology.node_of == node] = 1 / speed
@@ -112,12 +124,12 @@ def _slowness(topology: Topology, what_if: WhatIf) -> npt.NDArray[np.float64]:
 def _first_colours(
     trace: Trace, topology: Topology, slowness: npt.NDArray[np.float64], *, apart: bool
 ) -> npt.NDArray[np.uint64]:
-    """Ranks differ from the start by class, device and speed; all of them if they are to be kept apart."""
+    """Colour ranks by class, device and speed; with `apart`, each rank differently."""
     if apart:
         return np.arange(1, trace.world_size + 1, dtype=np.uint64)
     colours = np.zeros(trace.world_size, dtype=np.uint64)
-    for k, each in enumerate(trace.classes):
-        colours[list(each.ranks)] = k + 1
+    for index, rank_class in enumerate(trace.classes):
+        colours[list(rank_class.ranks)] = index + 1
     colours = colours * np.uint64(1024) + topology.device_index.astype(np.uint64)
     _, speed = np.unique(slowness, return_inverse=True)
     return colours * np.uint64(1 << 20) + speed.reshape(-1).astype(np.uint64)
@@ -135,5 +147,5 @@ def _speeds(folded: Fold, slowness: npt.NDArray[np.float64], what_if: WhatIf) ->
 
 
 def _finished(program: Program, end_ns: npt.NDArray[np.int64]) -> bool:
-    """Whether the last step was made: what is left over after it does not matter."""
+    """Return whether the last step ended: what follows it does not matter."""
     return bool(len(program.steps)) and bool(end_ns[program.steps[-1]] >= 0)

@@ -1,4 +1,4 @@
-"""Spans: the instructions of one rank rolled out again into single operators and calls, with their times."""
+"""Spans: the instructions of one rank expanded into single operators and calls, with their times."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,24 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.engine.clock import Times
-from sandtable.engine.operators import OperatorTable
-from sandtable.engine.program import Order, Program
-from sandtable.trace import Kind, Line, Phase, RankView
+from sandtable.engine.operator_table import OperatorTable
+from sandtable.engine.program import Opcode, Program
+from sandtable.trace.kinds import Kind, Phase
+from sandtable.trace.records import Line
+from sandtable.trace.view import RankView
 
-__all__ = ["Span", "unroll"]
+__all__ = ["RankExecution", "Span", "unroll"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExecution:
+    """One rank of a simulated run: its records, its actor's program and times, costs, and the axis of each edge."""
+
+    view: RankView
+    program: Program
+    times: Times
+    table: OperatorTable
+    axes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +35,7 @@ class Span:
     stream: int
     name: str
     category: str
-    """`compute`, `communication`, `copy`, or `wait` (a call whose other members have not come yet)."""
+    """`compute`, `communication`, `copy`, or `wait` (a call whose other members have not arrived yet)."""
     phase: Phase
     line: Line
     axis: str = ""
@@ -30,30 +43,25 @@ class Span:
     flops: int = 0
 
 
-def unroll(
-    view: RankView,
-    program: Program,
-    times: Times,
-    table: OperatorTable,
-    axes: tuple[str, ...],
-    window: tuple[int, int],
-) -> list[Span]:
-    """The spans of `view` that touch the window, in order of start."""
+def unroll(execution: RankExecution, *, window: tuple[int, int]) -> list[Span]:
+    """Return the spans that touch the window, in order of start."""
+    kind, times = execution.program.kind, execution.times
     touches = (times.end_ns > window[0]) & (times.start_ns < window[1]) & (times.start_ns >= 0)
     spans: list[Span] = []
-    for pc in np.flatnonzero(touches & (program.kind == Order.RUN)).tolist():
-        spans.extend(_operators(view, program, times, table, pc))
-    for pc in np.flatnonzero(touches & (program.kind == Order.CALL)).tolist():
-        spans.extend(_call(view, program, times, axes, pc))
+    for pc in np.flatnonzero(touches & (kind == Opcode.RUN)).tolist():
+        spans.extend(_operators(execution, pc))
+    for pc in np.flatnonzero(touches & (kind == Opcode.CALL)).tolist():
+        spans.extend(_call(execution, pc))
     return sorted(spans, key=lambda span: (span.start_ns, span.stream, span.end_ns))
 
 
-def _operators(view: RankView, program: Program, times: Times, table: OperatorTable, pc: int) -> list[Span]:
-    """The operators of one run, each as long as it takes; stretched evenly where something slowed the run down."""
+def _operators(execution: RankExecution, pc: int) -> list[Span]:
+    """Return the operators of one run with their durations, stretched evenly where the run was slowed down."""
+    view, program, table = execution.view, execution.program, execution.table
     rows = np.arange(int(program.first_record[pc]), int(program.last_record[pc]) + 1)
     rows = rows[view.records.kind[rows] == Kind.OPERATOR]
     refs = view.records.ref[rows].astype(np.int64)
-    starts, ends = _within_run(table, refs, view.records.phase[rows], times, pc)
+    starts, ends = _within_run(execution, refs, view.records.phase[rows], pc)
     stream = int(program.stream_ids[program.stream[pc]])
     category = "copy" if program.is_copy[pc] else "compute"
     return [
@@ -76,9 +84,9 @@ def _operators(view: RankView, program: Program, times: Times, table: OperatorTa
 
 
 def _within_run(
-    table: OperatorTable, refs: npt.NDArray[np.int64], phases: npt.NDArray[np.uint8], times: Times, pc: int
+    execution: RankExecution, refs: npt.NDArray[np.int64], phases: npt.NDArray[np.uint8], pc: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    costs = table.costs
+    costs, times = execution.table.costs, execution.times
     work = costs.work_ns[refs]
     ready = times.issue_ns[pc] + np.cumsum(costs.host_ns[phases, refs]) + costs.launch_latency_ns
     begin, end = float(times.start_ns[pc]), float(times.end_ns[pc])
@@ -91,7 +99,8 @@ def _within_run(
     return begin + (starts - begin) * stretch, begin + (ends - begin) * stretch
 
 
-def _call(view: RankView, program: Program, times: Times, axes: tuple[str, ...], pc: int) -> list[Span]:
+def _call(execution: RankExecution, pc: int) -> list[Span]:
+    view, program, times = execution.view, execution.program, execution.times
     row = int(program.arg[pc])
     pattern = program.patterns[int(program.row_pattern[row])]
     count = int(program.count[pc])
@@ -108,7 +117,7 @@ def _call(view: RankView, program: Program, times: Times, axes: tuple[str, ...],
             name=name if count == 1 else f"{name} and {count - 1} more",
             category=category,
             phase=Phase(int(program.phase[pc])),
-            axis=axes[pattern.edge],
+            axis=execution.axes[pattern.edge],
             line=view.line(int(view.records.line[record])),
             bytes=size,
         )

@@ -1,35 +1,48 @@
-"""Stalls: when nothing moves any more, who waits for whom, in words."""
+"""Stalls: explains who waits for whom when nothing moves any more."""
 
-from sandtable.engine.clock import Stuck
-from sandtable.engine.program import Order, Program
+from sandtable.engine.clock import StuckInstruction
+from sandtable.engine.program import Opcode, Program
 from sandtable.errors import SimulationError
-from sandtable.trace import P2P_OPS, Trace
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace.kinds import P2P_OPS
+from sandtable.trace.trace import Trace
 
 __all__ = ["explain_stall"]
 
-_MAX_LINES = 6
-
 
 def explain_stall(
-    trace: Trace, programs: list[Program], representatives: list[int], stuck: tuple[Stuck, ...]
+    trace: Trace, programs: list[Program], representatives: list[int], stuck: tuple[StuckInstruction, ...]
 ) -> SimulationError:
-    """The error for a run that cannot go on: each rank that waits in a call, for what, and where in the script."""
-    lines = []
-    for each in stuck:
-        program, rank = programs[each.actor], representatives[each.actor]
-        if program.kind[each.instruction] != Order.CALL:
-            continue
-        view = trace.rank(rank)
-        call = next(view.collectives(slice(int(program.first_record[each.instruction]), None)))
-        with_whom = f"with rank {call.peer}" if call.op in P2P_OPS else f"of {call.group.size} ranks"
-        what = f"{call.op} number {call.seq} on {call.group.name} {with_whom}"
-        lines.append(f"  rank {rank} waits in {what} ({call.line})")
-    if not lines:
-        lines = [f"  rank {representatives[each.actor]} waits for work that never ends" for each in stuck]
-    more = [f"  and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+    """Return the error for a run that stalls: each rank that waits in a call, for what, and on which line."""
+    calls = [
+        _waiting_in_call(trace, programs[instruction.actor], representatives[instruction.actor], instruction)
+        for instruction in stuck
+    ]
+    evidence = list(dict.fromkeys(call for call in calls if call is not None)) or [
+        Evidence(ranks=(representatives[instruction.actor],), text="waits for work that never ends")
+        for instruction in stuck
+    ]
     return SimulationError(
-        "every call must be joined by all its members, but the run stands still:\n"
-        + "\n".join([*dict.fromkeys(lines[:_MAX_LINES]), *more])
-        + "\nmake every member issue the same calls in the same order, or capture more steps (--steps) if the script "
-        "was stopped in the middle of one"
+        Finding(
+            rule="stall",
+            severity=Severity.ERROR,
+            message="all members must join every call, but the run stalls",
+            ranks=tuple(rank for item in evidence for rank in item.ranks),
+            evidence=tuple(evidence),
+            remedy="make every member issue the same calls in the same order, or capture more steps (--steps) if the "
+            "script was stopped in the middle of one",
+        )
+    )
+
+
+def _waiting_in_call(trace: Trace, program: Program, rank: int, stuck: StuckInstruction) -> Evidence | None:
+    if program.kind[stuck.instruction] != Opcode.CALL:
+        return None
+    call = next(trace.rank(rank).collectives(slice(int(program.first_record[stuck.instruction]), None)))
+    with_whom = f"with rank {call.peer}" if call.op in P2P_OPS else f"of {call.group.size} ranks"
+    return Evidence(
+        ranks=(rank,),
+        text=f"waits in {call.op} number {call.seq} on {call.group.name} {with_whom}",
+        file=call.line.file,
+        line=call.line.line,
     )

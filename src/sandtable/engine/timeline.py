@@ -1,8 +1,8 @@
-"""Timeline: when everything happened, and the questions one asks of it.
+"""Timeline: when everything happened, and answers to questions about it.
 
-The clock gives the start and the end of every instruction of every actor. Here they are looked at through a *window*:
-the last complete step, from the moment the slowest rank ended the step before to the moment the slowest ends this one.
-With a single step the window begins at the first product of matrices: what is before it sets things up.
+The clock gives the start and the end of every instruction of every actor. The timeline looks at them through a
+*window*: the last complete step, from the moment the slowest rank ended the previous step to the moment the slowest
+ends this one. With a single step the window begins at the first matrix product: everything before it is set-up.
 """
 
 from collections import Counter
@@ -12,17 +12,20 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.cluster import Cluster, Topology
+from sandtable.cluster.cluster import Cluster
+from sandtable.cluster.topology import Topology
 from sandtable.engine.breakdown import Breakdown, break_down
-from sandtable.engine.clock import Times
+from sandtable.engine.clock import Times, Wiring
 from sandtable.engine.columns import HostColumns, SpanColumns, host_columns, span_columns
 from sandtable.engine.fold import Fold
-from sandtable.engine.operators import BASES, OperatorTable
-from sandtable.engine.program import Order, Program
-from sandtable.engine.spans import Span, unroll
-from sandtable.engine.wiring import Wiring
+from sandtable.engine.operator_table import BASES, OperatorTable
+from sandtable.engine.program import Opcode, Program
+from sandtable.engine.spans import RankExecution, Span, unroll
 from sandtable.errors import SimulationError
-from sandtable.trace import Kind, Phase, RankClass, Trace
+from sandtable.findings import Finding, Severity
+from sandtable.trace.kinds import Kind, Phase
+from sandtable.trace.trace import Trace
+from sandtable.trace.view import RankClass
 from sandtable.units import format_seconds
 
 __all__ = ["Actor", "LinkLoads", "OperatorCounts", "Timeline", "Transaction"]
@@ -58,12 +61,12 @@ class Transaction:
     algorithm: str
     protocol: str
     alone_ns: float
-    """How long one takes when nothing else is on the wire and everybody is there."""
+    """How long one call takes when all members are there and nothing else is on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCounts:
-    """How often each signature ran in the last step, by phase: parallel columns."""
+    """How often each signature ran in the last step, by phase, as parallel columns."""
 
     signature: npt.NDArray[np.int64]
     phase: npt.NDArray[np.int64]
@@ -97,16 +100,16 @@ class Timeline:
     def actors(self) -> tuple[Actor, ...]:
         return tuple(
             Actor(
-                index=k,
+                index=index,
                 representative=int(rank),
-                ranks=tuple(self._fold.ranks(k).tolist()),
+                ranks=tuple(self._fold.ranks(index).tolist()),
                 rank_class=self.trace.class_of(int(rank)),
             )
-            for k, rank in enumerate(self._fold.representatives)
+            for index, rank in enumerate(self._fold.representatives)
         )
 
     def actor_of(self, rank: int) -> Actor:
-        """The actor that stands for `rank`."""
+        """Return the actor that stands for `rank`."""
         self.trace.class_of(rank)  # checks the number
         return self.actors[int(self._fold.actor_of_rank[rank])]
 
@@ -131,8 +134,8 @@ class Timeline:
         count = max((len(program.steps) for program in self.programs), default=0)
         ends = np.zeros(count, dtype=np.int64)
         for program, times in zip(self.programs, self.times, strict=True):
-            mine = times.end_ns[program.steps]
-            ends[: len(mine)] = np.maximum(ends[: len(mine)], mine)
+            own_ends = times.end_ns[program.steps]
+            ends[: len(own_ends)] = np.maximum(ends[: len(own_ends)], own_ends)
         return ends
 
     @cached_property
@@ -148,70 +151,80 @@ class Timeline:
         ]
         if not firsts or last <= min(firsts):
             raise SimulationError(
-                "a run must do some work for its time to be worked out, but no operator or step was recorded; "
-                "let the script make at least one optimizer step"
+                Finding(
+                    rule="no-work",
+                    severity=Severity.ERROR,
+                    message="a run must do some work for its time to be computed, but none was recorded",
+                    ranks=(0,),
+                    remedy="let the script make at least one optimizer step",
+                )
             )
         return min(firsts), last
 
     # ---- one rank ----
 
     def breakdown(self, rank: int) -> Breakdown:
-        """Where the step's time goes on `rank`; the parts add up to `step_ns`."""
+        """Return where the step's time goes on `rank`; the parts add up to `step_ns`."""
         index = self.actor_of(rank).index
         return break_down(self.programs[index], self.times[index], self.axes(index), window=self._window)
 
     def axes(self, actor: int) -> tuple[str, ...]:
-        """The name of the mesh axis that each edge of an actor's program runs along."""
+        """Return the name of the mesh axis of each edge of an actor's program."""
         view = self.trace.rank(self.actors[actor].representative)
         return tuple(axis_name(view.group(edge.group).name) for edge in self.programs[actor].edges)
 
     def spans(self, rank: int) -> list[Span]:
-        """Every operator and call of `rank` that touches the window, in order of start."""
-        index = self.actor_of(rank).index
-        view = self.trace.rank(rank)
-        return unroll(view, self.programs[index], self.times[index], self.tables[index], self.axes(index), self._window)
+        """Return every operator and call of `rank` that touches the window, in order of start."""
+        return unroll(self._execution(rank), window=self._window)
 
     def span_columns(self, rank: int, *, whole_run: bool = False) -> SpanColumns:
-        """The same as arrays, by stream and start; of the whole run if asked for, not only of what is in the window."""
-        index = self.actor_of(rank).index
-        view = self.trace.rank(rank)
-        program, times, table = self.programs[index], self.times[index], self.tables[index]
-        window = (-1, int(times.end_ns.max(initial=0)) + 1) if whole_run else self._window
-        return span_columns(view, program, times, table, self.axes(index), window)
+        """Return the spans as arrays, by stream and start: those in the window, or of the whole run."""
+        execution = self._execution(rank)
+        whole = (-1, int(execution.times.end_ns.max(initial=0)) + 1)
+        return span_columns(execution, window=whole if whole_run else self._window)
 
     def host_columns(self, rank: int) -> HostColumns:
-        """What the host of `rank` does in the window."""
+        """Return what the host of `rank` does in the window."""
+        return host_columns(self._execution(rank), window=self._window)
+
+    def _execution(self, rank: int) -> RankExecution:
         index = self.actor_of(rank).index
-        return host_columns(self.trace.rank(rank), self.programs[index], self.times[index], self._window)
+        return RankExecution(
+            view=self.trace.rank(rank),
+            program=self.programs[index],
+            times=self.times[index],
+            table=self.tables[index],
+            axes=self.axes(index),
+        )
 
     def record_times(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Records of `rank` in ascending order, and when the device began what was issued there; both ascend."""
+        """Return records of `rank`, ascending, and when the device began what was issued there, also ascending."""
         index = self.actor_of(rank).index
         program, times = self.programs[index], self.times[index]
-        work = ((program.kind == Order.RUN) | (program.kind == Order.CALL)) & (times.start_ns >= 0)
+        work = ((program.kind == Opcode.RUN) | (program.kind == Opcode.CALL)) & (times.start_ns >= 0)
         records = np.concatenate([program.first_record[work], program.last_record[work]]).astype(np.int64)
         moments = np.concatenate([times.start_ns[work], times.end_ns[work]])
         order = np.lexsort((moments, records))
         return records[order], np.maximum.accumulate(moments[order])
 
     def event_times_ns(self, rank: int) -> npt.NDArray[np.int64]:
-        """When the events of `rank` (`torch.cuda.Event`) happened, in the order in which it recorded them."""
+        """Return when the events of `rank` (`torch.cuda.Event`) happened, in the order in which it recorded them."""
         index = self.actor_of(rank).index
         program, times = self.programs[index], self.times[index]
-        marks = np.flatnonzero(program.kind == Order.MARK)
+        marks = np.flatnonzero(program.kind == Opcode.MARK)
         kinds = self.trace.rank(rank).records.kind[program.first_record[marks]]
         return np.asarray(times.end_ns[marks[kinds == Kind.EVENT_RECORD]])
 
     def transactions(self, rank: int) -> list[Transaction]:
-        """The calls of `rank` in its last step, by operator, axis and size."""
+        """Return the calls of `rank` in its last step, by operator, axis and size."""
         index = self.actor_of(rank).index
         program, axes = self.programs[index], self.axes(index)
         counts = np.bincount(program.row_pattern[self._calls_of_step(index)], minlength=len(program.patterns))
-        found = []
-        for k, (pattern, count) in enumerate(zip(program.patterns, counts.tolist(), strict=True)):
+        transactions = []
+        for number, (pattern, count) in enumerate(zip(program.patterns, counts.tolist(), strict=True)):
             if count:
-                transfer = self.wiring.transfers[int(self.wiring.transfer_of_pattern[index][k])]
-                found.append(
+                transfer = self.wiring.transfers[int(self.wiring.transfer_of_pattern[index][number])]
+                transactions.append(
                     Transaction(
                         op=pattern.op,
                         axis=axes[pattern.edge],
@@ -222,20 +235,20 @@ class Timeline:
                         alone_ns=transfer.total_ns,
                     )
                 )
-        return found
+        return transactions
 
     def operator_counts(self, actor: int) -> OperatorCounts:
-        """How often an actor ran each operator in its last step."""
+        """Return how often an actor ran each operator in its last step."""
         program = self.programs[actor]
         records = self.actors[actor].rank_class.records.records
-        runs = np.flatnonzero((program.kind == Order.RUN) & self._in_step(actor))
+        runs = np.flatnonzero((program.kind == Opcode.RUN) & self._in_step(actor))
         marks = np.zeros(len(records) + 1, dtype=np.int64)
         np.add.at(marks, program.first_record[runs], 1)
         np.add.at(marks, program.last_record[runs] + 1, -1)
         chosen = (np.cumsum(marks[:-1]) > 0) & (records.kind == Kind.OPERATOR)
         keys = records.ref[chosen].astype(np.int64) * len(Phase) + records.phase[chosen]
-        found, counts = np.unique(keys, return_counts=True)
-        return OperatorCounts(signature=found // len(Phase), phase=found % len(Phase), count=counts)
+        codes, counts = np.unique(keys, return_counts=True)
+        return OperatorCounts(signature=codes // len(Phase), phase=codes % len(Phase), count=counts)
 
     # ---- the whole cluster ----
 
@@ -258,7 +271,7 @@ class Timeline:
 
     @cached_property
     def basis(self) -> dict[str, float]:
-        """Shares of the compute time that rest on measured, fitted and nominal numbers."""
+        """The shares of compute time that rest on measured, fitted and nominal numbers."""
         totals = np.zeros(len(BASES))
         # Actors of one class on one kind of device have the same program: jitter makes thousands of them.
         num_ranks: Counter[tuple[int, int]] = Counter()
@@ -275,7 +288,7 @@ class Timeline:
         return {name: float(part / total) if total else 0.0 for name, part in zip(BASES, totals, strict=True)}
 
     def _in_step(self, actor: int) -> npt.NDArray[np.bool_]:
-        """The instructions of the actor's own last step: ranks of a pipeline are not all in it at the same time."""
+        """Return which instructions are in the actor's last step; ranks of a pipeline enter it at different times."""
         program = self.programs[actor]
         number = np.arange(len(program))
         steps = program.steps
@@ -284,14 +297,14 @@ class Timeline:
         return np.asarray((number >= first) & (number <= last))
 
     def _calls_of_step(self, actor: int) -> npt.NDArray[np.int64]:
-        """The call rows, in the program's order, of the actor's last step."""
+        """Return the call rows of the actor's last step, in the program's order."""
         program = self.programs[actor]
-        calls = np.flatnonzero((program.kind == Order.CALL) & self._in_step(actor))
+        calls = np.flatnonzero((program.kind == Opcode.CALL) & self._in_step(actor))
         counts = program.count[calls].astype(np.int64)
         offset = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(program.arg[calls].astype(np.int64), counts) + offset
 
 
 def axis_name(group: str) -> str:
-    """The mesh axis a group belongs to: `tp` for `mesh_tp`."""
+    """Return the mesh axis of a group: `tp` for `mesh_tp`."""
     return group.removeprefix("mesh_") or "group"

@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandtable.errors import SimulationError
+from sandtable.errors import WhatIfError
 
 __all__ = ["WhatIf"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """`slow_nodes` gives the speed of nodes that differ (17: 0.8 is a fifth slower), `link_scale` factors on the
-    bandwidth of links (intra, inter, or a tier's name), `jitter` the standard deviation of the time of every run of
-    operators, drawn from `seed`."""
+    """Changes to a rehearsal.
+
+    `slow_nodes` gives the speed of nodes that differ (17: 0.8 is a fifth slower), `link_scale` factors on the bandwidth
+    of links (intra, inter, or a tier's name), `jitter` the standard deviation of the time of every run of operators,
+    drawn from `seed`.
+    """
 
     slow_nodes: Mapping[int, float] = field(default_factory=dict)
     link_scale: Mapping[str, float] = field(default_factory=dict)
@@ -21,16 +24,21 @@ class WhatIf:
 
     def __post_init__(self) -> None:
         for node, speed in self.slow_nodes.items():
-            if node < 0 or not 0 < speed <= 100:
-                raise SimulationError(
-                    f"a slow node must be given as number=speed with a number from 0 and a speed above 0, but got "
-                    f"{node}={speed}; for a node at 80 % of its speed: --slow-node {max(node, 0)}=0.8"
+            if not isinstance(node, int) or node < 0 or not _is_number(speed) or not 0 < speed <= 100:
+                raise WhatIfError(
+                    f"a slow node must be number=speed, with a number from 0 and a speed above 0, but got "
+                    f"{node}={speed}; for a node at 80 % of its speed: --slow-node "
+                    f"{max(node, 0) if isinstance(node, int) else 0}=0.8"
                 )
         for name, factor in self.link_scale.items():
-            if not 0 < factor <= 1e6:
-                raise SimulationError(
+            if not _is_number(factor) or not 0 < factor <= 1e6:
+                raise WhatIfError(
                     f"the factor on links must be above 0, but got {name}={factor}; for a quarter: --link-scale "
                     f"{name}=0.25"
                 )
-        if not 0 <= self.jitter <= 1:
-            raise SimulationError(f"jitter must be between 0 and 1, but got {self.jitter}; for 5 %: --jitter 0.05")
+        if not _is_number(self.jitter) or not 0 <= self.jitter <= 1:
+            raise WhatIfError(f"jitter must be between 0 and 1, but got {self.jitter}; for 5 %: --jitter 0.05")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

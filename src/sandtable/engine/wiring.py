@@ -1,44 +1,28 @@
-"""Wiring: which calls of which actors belong together, and what each of them puts on the links.
+"""Wiring: which calls of which actors belong together, and what each one puts on the links.
 
 Every edge of an actor (a group, or a peer in one direction) leads to a *channel*, where the n-th call of each member
-meets the n-th of the others. Groups that are one by symmetry are one channel; its transfers carry the load of all of
-them. Links that every transfer loads alike are one link class: the clock shares classes, not links.
+meets the n-th of the others. Groups that are equal by symmetry are one channel, whose transfers carry the load of all
+of them. Links that every transfer loads alike are one link class: the clock shares classes, not links.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from sandtable.engine.clock import Wiring
 from sandtable.engine.fold import Fold
-from sandtable.engine.network import Planner, Transfer
-from sandtable.engine.program import Edge, Pattern, Program
+from sandtable.engine.network.planner import Planner
+from sandtable.engine.network.transfer import Transfer
+from sandtable.engine.program import CallPattern, Edge, Program
 
-__all__ = ["Wiring", "wire"]
+__all__ = ["wire"]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
-    """Channels and transfers, and for each actor which of its edges and patterns lead to which."""
-
-    slots: I32
-    """How many arrivals each channel waits for."""
-    transfers: tuple[Transfer, ...]
-    channel_of_edge: tuple[I32, ...]
-    transfer_of_pattern: tuple[I32, ...]
-    num_link_classes: int
-    first_link: I32
-    """Where the link classes of each transfer begin in `links` and `loads`, and at last where they end."""
-    links: I32
-    loads: F64
-
-
 def wire(fold: Fold, programs: list[Program], planner: Planner) -> Wiring:
-    """Wires the actors; `programs` has that of each of them."""
+    """Wire the actors; `programs` has one program per actor."""
     return _Wirer(fold, planner).wire(programs)
 
 
@@ -53,9 +37,12 @@ class _Wirer:
     def wire(self, programs: list[Program]) -> Wiring:
         channels, transfers = [], []
         for actor, program in enumerate(programs):
-            mine = [self._channel(actor, edge) for edge in program.edges]
-            channels.append(np.array(mine, dtype=np.int32))
-            ids = [self._transfer(actor, program.edges[p.edge], p, channel=mine[p.edge]) for p in program.patterns]
+            own_channels = [self._channel(actor, edge) for edge in program.edges]
+            channels.append(np.array(own_channels, dtype=np.int32))
+            ids = [
+                self._transfer(actor, program.edges[pattern.edge], pattern, channel=own_channels[pattern.edge])
+                for pattern in program.patterns
+            ]
             transfers.append(np.array(ids, dtype=np.int32))
         num_classes, first, links, loads = _link_classes(self.transfers, self.planner.topology.num_links)
         return Wiring(
@@ -85,7 +72,7 @@ class _Wirer:
         return len(self.slots) - 1
 
     def _num_members(self, group_class: int) -> int:
-        """Actors in a group, one that is in it under two of its own numbers counted twice."""
+        """Count the actors in a group; an actor in it under two of its own numbers counts twice."""
         fold, member = self.fold, self.fold.membership
         group = int(fold.groups(group_class)[0])
         entries = slice(int(member.offsets[group]), int(member.offsets[group + 1]))
@@ -93,7 +80,7 @@ class _Wirer:
         return int(np.unique(pairs, axis=1).shape[1])
 
     def _p2p_key(self, actor: int, rank: I64, edge: Edge) -> tuple[object, ...]:
-        """The same for the sender's edge and for the receiver's."""
+        """Return the key of a channel, the same for the sender's edge and the receiver's."""
         peers, own = self.fold.membership.peers(rank, edge)
         other = (int(self.fold.actor_of_rank[peers[0]]), int(own[0]))
         size = int(self.fold.membership.sizes[self.fold.membership.own_group[rank[0], edge.group]])
@@ -101,10 +88,10 @@ class _Wirer:
             return ("p2p", actor, edge.group, *other, edge.peer)
         return ("p2p", *other, actor, edge.group, (size - edge.peer) % size)
 
-    def _transfer(self, actor: int, edge: Edge, pattern: Pattern, *, channel: int) -> int:
+    def _transfer(self, actor: int, edge: Edge, pattern: CallPattern, *, channel: int) -> int:
         size = max(pattern.bytes_in, pattern.bytes_out)
         if edge.is_p2p:
-            # The two ends of a message by gloo may see it differently: the clock goes by the end that comes last.
+            # The two ends of a gloo message may see it differently: the clock follows the end that comes last.
             behind = pattern.behind_bytes if self.planner.backend == "gloo" else 0
             key: tuple[object, ...] = (channel, size, behind)
         else:
@@ -114,7 +101,7 @@ class _Wirer:
             self.transfers.append(self._plan(actor, edge, pattern))
         return self._transfer_ids[key]
 
-    def _plan(self, actor: int, edge: Edge, pattern: Pattern) -> Transfer:
+    def _plan(self, actor: int, edge: Edge, pattern: CallPattern) -> Transfer:
         ranks = self.fold.ranks(actor)
         if edge.is_p2p:
             peers, _ = self.fold.membership.peers(ranks, edge)
@@ -133,21 +120,21 @@ class _Wirer:
 
 
 def _link_classes(transfers: list[Transfer], num_links: int) -> tuple[int, I32, I32, F64]:
-    """Links with the same load from every transfer, merged: (number, first of each transfer, links, loads)."""
+    """Merge links with the same load from every transfer: return (number, first of each transfer, links, loads)."""
     label = np.zeros(num_links, dtype=np.uint64)
     loads_of = [transfer.loads for transfer in transfers]
     with np.errstate(over="ignore"):
-        for number, (transfer, each) in enumerate(zip(transfers, loads_of, strict=True)):
-            load = np.round(each * 1e9).astype(np.uint64)
+        for number, (transfer, link_loads) in enumerate(zip(transfers, loads_of, strict=True)):
+            load = np.round(link_loads * 1e9).astype(np.uint64)
             label[transfer.links] += (load + np.uint64(1)) * np.uint64(2 * number + 1) * np.uint64(0x9E3779B97F4A7C15)
             label[transfer.links] ^= label[transfer.links] >> np.uint64(29)
     _, class_of = np.unique(label, return_inverse=True)
     class_of = class_of.reshape(-1)
     first, links, loads = [0], [], []
-    for transfer, each in zip(transfers, loads_of, strict=True):
-        classes, where = np.unique(class_of[transfer.links], return_index=True)
+    for transfer, link_loads in zip(transfers, loads_of, strict=True):
+        classes, first_rows = np.unique(class_of[transfer.links], return_index=True)
         links.append(classes.astype(np.int32))
-        loads.append(each[where])
+        loads.append(link_loads[first_rows])
         first.append(first[-1] + len(classes))
     joined_links = np.concatenate(links) if links else np.zeros(0, dtype=np.int32)
     joined_loads = np.concatenate(loads) if loads else np.zeros(0, dtype=np.float64)

@@ -1,8 +1,8 @@
-"""A host's share of this machine's processors, held by a control group.
+"""Limit a host to a share of this machine's processors with a control group.
 
-Four hosts on two cores would each compute fast while the others wait and slowly while they do not: no such cluster
-exists. With a quota each host is a slow machine of its own, at the same speed all the time. The quota is dealt out
-every 10 ms, which is short beside an operator worth timing and long beside the kernel's tick.
+Without a limit, four hosts on two cores compute fast while others wait and slowly while they do not, which no cluster
+does. With a quota each host is a slow machine of constant speed. The quota is granted every 10 ms, which is short
+compared with an operator worth timing and long compared with the kernel's tick.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandtable.errors import LabError
 
-__all__ = ["confine", "groups", "num_cores", "release"]
+__all__ = ["create_group", "list_groups", "num_cores", "remove_group"]
 
 PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000
@@ -20,14 +20,14 @@ _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """Processors this process may use."""
+    """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def confine(name: str, cores: float) -> Path:
-    """A control group that may use `cores` processors; returns the file that a process joins it by.
+def create_group(name: str, cores: float) -> Path:
+    """Create a control group that may use `cores` processors, and return the file through which a process joins it.
 
-    It goes before processes outside: the quota bounds what it takes, and a host's speed must not depend on neighbours.
+    The group takes precedence over other processes: its quota bounds it, and its speed must not depend on neighbours.
     """
     quota_us = max(MIN_QUOTA_US, round(cores * PERIOD_US))
     root = _root()
@@ -45,22 +45,22 @@ def confine(name: str, cores: float) -> Path:
             (group / "cpu.weight").write_text("1600")
     except OSError as error:
         raise LabError(
-            f"a host's share of the processors ({cores:g} cores) must be held by a control group, but {error}; "
+            f"a host's share of the processors ({cores:g} cores) needs a control group, but: {error}; "
             "mount the cpu controller under /sys/fs/cgroup, or run without a share (--cores-per-host 0)"
         ) from None
     return group / "cgroup.procs"
 
 
-def groups() -> list[str]:
-    """Names of all control groups beside those the lab makes."""
+def list_groups() -> list[str]:
+    """Return the names of the control groups at the level where labs create theirs."""
     try:
         return [entry.name for entry in os.scandir(_root()) if entry.is_dir()]
     except (OSError, LabError):
         return []
 
 
-def release(name: str) -> None:
-    """Remove a group if there is one. Its processes are dead, but the kernel may take a moment to forget them."""
+def remove_group(name: str) -> None:
+    """Remove a group if it exists. Its processes are dead, but the kernel may need a moment to notice."""
     with contextlib.suppress(LabError):
         group = _root() / name
         for _ in range(100):
@@ -78,6 +78,6 @@ def _root() -> Path:
     if (_V2 / "cgroup.controllers").exists():
         return _V2
     raise LabError(
-        "a host's share of the processors must be held by a control group, but there is no cpu controller under "
+        "a host's share of the processors needs a control group, but there is no cpu controller under "
         "/sys/fs/cgroup; mount it, or run without a share (--cores-per-host 0)"
     )

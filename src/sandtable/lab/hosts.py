@@ -1,4 +1,4 @@
-"""Processes on the hosts: started in their namespaces, read line by line, and ended together."""
+"""Start processes on the hosts, and follow their output line by line until all have ended."""
 
 import contextlib
 import os
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Process", "follow", "start"]
+__all__ = ["HostProcess", "Show", "follow", "start"]
 
 Show = Callable[[str, str], None]
 """Called with a host's name and a line it printed."""
 
 _POLL_S = 0.1
 _AFTER_FAILURE_S = 10.0
-"""How long the others may go on once a host has failed: they should notice by themselves, and say what they saw."""
+"""How long the other hosts may continue once one has failed: they should notice themselves, and print what they saw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class HostProcess:
     """The command running on one host."""
 
     host: str
@@ -31,17 +31,17 @@ class Process:
 
 def start(
     host: str, command: Sequence[str], *, namespace: str, group: Path | None, environment: Mapping[str, str]
-) -> Process:
-    """Run a command inside a host.
+) -> HostProcess:
+    """Start a command on a host.
 
-    It gets the host's network, its name, and process ids of its own: when the first of them goes, or when this process
-    dies by whatever signal, the kernel ends all that the command ever started.
+    It gets the host's network, host name and process id namespace. When its first process ends, or when this process
+    dies by any signal, the kernel ends everything that the command started.
     """
-    name_it = 'echo "$0" >/proc/sys/kernel/hostname; "$@"; exit $?'
-    apart = ("unshare", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", name_it, host)
-    words = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", namespace, *apart, *command]
+    set_name = 'echo "$0" >/proc/sys/kernel/hostname; "$@"; exit $?'
+    unshare = ("unshare", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", set_name, host)
+    words = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", namespace, *unshare, *command]
     if group is not None:
-        # Joined before the namespace is entered: inside it /sys is another.
+        # Join the group before entering the namespace, which has another /sys.
         words = ["sh", "-c", f'echo $$ >{shlex.quote(str(group))} && exec "$@"', "sh", *words]
     popen = subprocess.Popen(
         words,
@@ -49,13 +49,13 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=dict(environment),
-        start_new_session=True,  # Ctrl-C goes to this process alone, which ends the others in order
+        start_new_session=True,  # Ctrl-C reaches only this process, which ends the others in order
     )
-    return Process(host=host, popen=popen)
+    return HostProcess(host=host, popen=popen)
 
 
-def follow(processes: Sequence[Process], *, show: Show, timeout_s: float | None) -> bool:
-    """Show what the hosts print until all have ended. False: they were not done in time, or some outlived a failure."""
+def follow(processes: Sequence[HostProcess], *, show: Show, timeout_s: float | None) -> bool:
+    """Show the hosts' output until all have ended; return False on timeout, or if some outlive another's failure."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     failed = False
     with _Lines(processes, show) as lines:
@@ -73,9 +73,9 @@ def follow(processes: Sequence[Process], *, show: Show, timeout_s: float | None)
 
 
 class _Lines:
-    """The hosts' output, cut into lines."""
+    """The hosts' output, split into lines."""
 
-    def __init__(self, processes: Sequence[Process], show: Show) -> None:
+    def __init__(self, processes: Sequence[HostProcess], show: Show) -> None:
         self._show = show
         self._selector = selectors.DefaultSelector()
         self._parts: dict[str, bytes] = {}
@@ -95,7 +95,7 @@ class _Lines:
         return bool(self._selector.get_map())
 
     def read(self, timeout_s: float) -> None:
-        """Show the lines that are there, waiting at most `timeout_s` for the first."""
+        """Show the available lines, waiting at most `timeout_s` for the first."""
         for key, _ in self._selector.select(timeout_s):
             self._take(*key.data)
 

@@ -1,4 +1,4 @@
-"""Signals while a lab stands: SIGTERM and SIGHUP end it in order, and nothing disturbs its being taken down."""
+"""Handle signals while a lab is open: SIGTERM and SIGHUP end it in order, and nothing interrupts its removal."""
 
 import contextlib
 import signal
@@ -6,21 +6,21 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["signals_end_in_order", "undisturbed"]
+__all__ = ["signals_raise", "uninterrupted"]
 
-_POLITE = (signal.SIGTERM, signal.SIGHUP)
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def signals_end_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave by an exception, as Ctrl-C does, so that what is open gets closed."""
+def signals_raise() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, as Ctrl-C is, so that open contexts get closed."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears signals
+        yield  # only the main thread receives signals
         return
-    before = {number: signal.getsignal(number) for number in _POLITE}
+    before = {number: signal.getsignal(number) for number in _TERMINATING}
     for number, handler in before.items():
         if handler == signal.SIG_DFL:
-            signal.signal(number, _leave)
+            signal.signal(number, _exit)
     try:
         yield
     finally:
@@ -29,9 +29,9 @@ def signals_end_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold back Ctrl-C and its like until the block is done: a second Ctrl-C must not leave half a lab."""
-    held = {signal.SIGINT, *_POLITE}
+def uninterrupted() -> Iterator[None]:
+    """Delay SIGINT, SIGTERM and SIGHUP until the block has ended: a second Ctrl-C must not leave half a lab."""
+    held = {signal.SIGINT, *_TERMINATING}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
@@ -39,5 +39,5 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave(number: int, _: FrameType | None) -> None:
+def _exit(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""The lab: built, run, counted and taken down."""
+"""The lab: build the hosts, run a command on each, count their traffic, and remove them."""
 
 import contextlib
 import time
@@ -11,19 +11,18 @@ from sandtable.cluster import Cluster
 from sandtable.errors import LabError
 from sandtable.lab import cores as processors
 from sandtable.lab import hosts
-from sandtable.lab.cluster_plan import plan_for
-from sandtable.lab.counters import Traffic
-from sandtable.lab.interruption import signals_end_in_order, undisturbed
-from sandtable.lab.leftovers import end_processes, sweep
-from sandtable.lab.network import INTERFACE, Network
-from sandtable.lab.plan import Plan
+from sandtable.lab.cleanup import end_processes, remove_abandoned_labs
+from sandtable.lab.interruption import signals_raise, uninterrupted
+from sandtable.lab.iproute import HostTraffic
+from sandtable.lab.network import INTERFACE, LabNetwork
+from sandtable.lab.plan import LabPlan, plan_for
 from sandtable.lab.requirements import require
-from sandtable.lab.torchrun import Seat, command_for, environment_for
+from sandtable.lab.torchrun import TorchrunNode, command_for, environment_for
 
 __all__ = ["HostResult", "Lab", "LabResult"]
 
 _GRACE_S = 3.0
-"""Between asking the processes on the hosts to end and ending them."""
+"""Between SIGTERM and SIGKILL for the processes on the hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,51 +31,51 @@ class HostResult:
 
     name: str
     exit_code: int
-    traffic: Traffic
+    traffic: HostTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabResult:
-    """One run: how it ended, how long it took, and what went over the cables, of hosts and of sites."""
+    """One run: how it ended, how long it took, and the traffic of hosts and sites."""
 
     hosts: tuple[HostResult, ...]
-    sites: Mapping[str, Traffic]
+    sites: Mapping[str, HostTraffic]
     seconds: float
     in_time: bool
 
     @property
     def exit_code(self) -> int:
-        """0 if every host's command ended well; else that of the first that did not, as a shell says it."""
+        """Return 0 if the command succeeded on every host, else the first failure's code, as a shell reports it."""
         code = next((host.exit_code for host in self.hosts if host.exit_code), 0)
         return code if code >= 0 else 128 - code
 
 
 class Lab:
-    """Hosts on this machine, one a node of a cluster, or as planned.
+    """Hosts on this machine: one per node of a cluster, or as planned.
 
-    Use it as a context to run several commands, or `run` one and be done. `cores` is each host's share of the
-    processors where a cluster is given (0: as much as it gets).
+    Use it as a context manager to run several commands, or call `run` directly for one. `cores` is each host's share
+    of the processors where a cluster is given (0: unlimited).
 
-    Starting a lab first removes what a killed one left behind. Leaving it, by whatever way, ends every process on its
-    hosts and removes them; after a SIGKILL the kernel ends the processes, and the next lab removes the rest.
+    Opening a lab first removes what a killed one left behind. Closing it ends every process on its hosts and removes
+    them. After a SIGKILL the kernel ends the processes, and the next lab removes the rest.
     """
 
-    def __init__(self, where: Cluster | Plan, *, cores: float = 0.0) -> None:
-        self.plan = where if isinstance(where, Plan) else plan_for(where, cores=cores)
-        self._network: Network | None = None
-        self._doors: list[Path | None] = []
+    def __init__(self, cluster: Cluster | LabPlan, *, cores: float = 0.0) -> None:
+        self.plan = cluster if isinstance(cluster, LabPlan) else plan_for(cluster, cores=cores)
+        self._network: LabNetwork | None = None
+        self._groups: list[Path | None] = []
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> "Lab":
         require()
-        sweep()
+        remove_abandoned_labs()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(signals_end_in_order())
-            network = Network(self.plan)
-            stack.callback(_take_down, network)
+            stack.enter_context(signals_raise())
+            network = LabNetwork(self.plan)
+            stack.callback(_remove, network)
             network.build()
-            self._doors = [
-                processors.confine(name, host.cores) if host.cores else None
+            self._groups = [
+                processors.create_group(name, host.cores) if host.cores else None
                 for host, name in zip(self.plan.hosts, network.namespaces, strict=True)
             ]
             self._network = network
@@ -97,18 +96,18 @@ class Lab:
         timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LabResult:
-        """Run a command once on each host, at the same time; torchrun is told which node of how many it is."""
+        """Run a command once on each host, at the same time; torchrun gets the options that make each host a node."""
         if self._network is None:
             with self:
                 return self.run(command, show=show, timeout_s=timeout_s, environment=environment)
         before, start_s = self._network.traffic(), time.perf_counter()
-        processes: list[hosts.Process] = []
+        processes: list[hosts.HostProcess] = []
         try:
             for index in range(len(self.plan.hosts)):
                 processes.append(self._start(self._network, index, command, environment or {}))
             in_time = hosts.follow(processes, show=show or _print_line, timeout_s=timeout_s)
         finally:
-            with undisturbed():
+            with uninterrupted():
                 end_processes(self._network.namespaces, grace_s=_GRACE_S)
                 for process in processes:
                     process.popen.wait()
@@ -116,9 +115,11 @@ class Lab:
         return LabResult(
             hosts=tuple(
                 HostResult(
-                    name=each.host, exit_code=each.popen.returncode, traffic=after[each.host] - before[each.host]
+                    name=process.host,
+                    exit_code=process.popen.returncode,
+                    traffic=after[process.host] - before[process.host],
                 )
-                for each in processes
+                for process in processes
             ),
             sites={site.name: after[site.name] - before[site.name] for site in self.plan.sites},
             seconds=seconds,
@@ -127,24 +128,24 @@ class Lab:
 
     @contextlib.contextmanager
     def cut(self, host: int) -> Iterator[None]:
-        """The cable of a host (by its number) is out meanwhile: nothing arrives, and nothing is refused either.
-
-        To be used while another thread runs a command.
-        """
+        """Disconnect a host (by index) inside the block: packets are lost, not refused. Use it from another thread."""
         if self._network is None or not 0 <= host < len(self.plan.hosts):
             raise LabError(
-                f"a cable must be of a host (0 to {len(self.plan.hosts) - 1}) of an open lab, but got {host}"
+                f"the link to cut must be of a host (0 to {len(self.plan.hosts) - 1}) of an open lab, but got {host}; "
+                "cut inside `with Lab(...)`"
             )
         network = self._network
-        network.plug(host, pulled=True)
+        network.set_link(host, is_up=False)
         try:
             yield
         finally:
-            network.plug(host, pulled=False)
+            network.set_link(host, is_up=True)
 
-    def _start(self, network: Network, index: int, command: Sequence[str], extra: Mapping[str, str]) -> hosts.Process:
+    def _start(
+        self, network: LabNetwork, index: int, command: Sequence[str], extra: Mapping[str, str]
+    ) -> hosts.HostProcess:
         host = self.plan.hosts[index]
-        seat = Seat(
+        node = TorchrunNode(
             index=index,
             num_hosts=len(self.plan.hosts),
             address=network.addresses[index],
@@ -154,19 +155,19 @@ class Lab:
         share = host.cores or processors.num_cores() / len(self.plan.hosts)
         return hosts.start(
             host.name,
-            command_for(command, seat),
+            command_for(command, node),
             namespace=network.namespaces[index],
-            group=self._doors[index],
-            environment={**environment_for(seat, threads=max(1, int(share))), **extra},
+            group=self._groups[index],
+            environment={**environment_for(node, threads=max(1, int(share))), **extra},
         )
 
 
-def _take_down(network: Network) -> None:
-    with undisturbed():
+def _remove(network: LabNetwork) -> None:
+    with uninterrupted():
         end_processes(network.namespaces, grace_s=_GRACE_S)
         network.remove()
         for name in network.namespaces:
-            processors.release(name)
+            processors.remove_group(name)
 
 
 def _print_line(host: str, line: str) -> None:

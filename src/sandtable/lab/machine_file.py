@@ -1,27 +1,39 @@
-"""The cluster file that a calibration fills: the device as measured, and each host's cable.
+"""Write a calibration as a cluster file: the device as measured, and each host's link.
 
-A host of the lab is a node with one device, the processor's share it was given. The tables are those of `cluster`'s
-files; a number that was not measured says so in its table's status.
+A host of the lab is a node with one device, its share of the processor. The tables are those of any cluster file; the
+status of a table is "measured" where its numbers were.
 """
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from sandtable.lab.calibration import Calibration, OperatorTime
-from sandtable.lab.plan import Plan
+from sandtable.errors import LabError
+from sandtable.lab.calibration import Calibration, MeasuredDevice, OperatorTime, calibrate
+from sandtable.lab.plan import LabPlan
 from sandtable.units import GB, TERA
 
-__all__ = ["machine_text"]
+__all__ = ["calibrate_to_file", "machine_text"]
 
 _BITS, _GBIT = 8, 10**9
 _FROM = "sandtable calibrate"
 
 
-def machine_text(calibration: Calibration, *, title: str, plan: Plan | None = None) -> str:
-    """The TOML text. Equal neighbours among the hosts are one group of nodes."""
+def calibrate_to_file(file: Path, signatures: Sequence[str] = (), *, plan: LabPlan | None = None) -> Calibration:
+    """Calibrate as `calibrate` does, and write the cluster file; refuse a file that cannot be written beforehand."""
+    _check_writable(file)
+    calibration = calibrate(signatures, plan=plan)
+    text = machine_text(calibration, title=f"Calibrated: {calibration.device.name}", plan=plan)
+    file.write_text(text, encoding="utf-8")
+    return calibration
+
+
+def machine_text(calibration: Calibration, *, title: str, plan: LabPlan | None = None) -> str:
+    """Return the TOML text. Adjacent hosts with equal links form one group of nodes."""
     heading = {"title": title, "source": _FROM, "status": "measured"}
     if plan is None:
         node = _node_tables(calibration, bandwidth_bytes_per_s=None)
@@ -62,7 +74,7 @@ def _nics(calibration: Calibration, bandwidth_bytes_per_s: float) -> dict[str, A
     return {**table, **_facts(measured=links is not None)}
 
 
-def _fabric(plan: Plan) -> dict[str, Any]:
+def _fabric(plan: LabPlan) -> dict[str, Any]:
     if not plan.sites:
         return {}
     sites = [
@@ -78,17 +90,17 @@ def _fabric(plan: Plan) -> dict[str, Any]:
 
 
 def _device(calibration: Calibration) -> dict[str, Any]:
-    """The `[device]` table: rates are those measured, so that the shares of them are 1."""
-    found = calibration.device
+    """Return the `[device]` table. Its rates are as measured, so the shares of them are 1."""
+    device = calibration.device
     facts = _facts(measured=True)
     matmul = {f"{dtype}_tflops": _short(rate / TERA) for dtype, rate in _matmul_rates(calibration.standard).items()}
     bandwidth = _bandwidth(calibration.standard, "aten::mul", 3)
     return {
-        "name": found["name"],
-        "vendor": found["vendor"],
-        "generation": "cpu" if found["type"] == "cpu" else "generic",
-        "properties": _properties(found),
-        "memory": {"size_bytes": found["memory_bytes"], **facts},
+        "name": device.name,
+        "vendor": device.vendor,
+        "generation": "cpu" if device.type == "cpu" else "generic",
+        "properties": _properties(device),
+        "memory": {"size_bytes": device.memory_bytes, **facts},
         "bandwidth": {"memory_gb_per_s": _short(bandwidth / GB), **facts},
         "matmul": {**matmul, **facts},
         "vector": {**matmul, **facts},
@@ -99,25 +111,25 @@ def _device(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _properties(found: Mapping[str, Any]) -> dict[str, Any]:
-    is_cpu = found["type"] == "cpu"
+def _properties(device: MeasuredDevice) -> dict[str, Any]:
+    major, minor = device.capability
     return {
-        "architecture": "cpu" if is_cpu else f"sm_{found['capability'][0]}{found['capability'][1]}",
-        "capability": found["capability"],
-        "num_sms": found["num_sms"],
-        "shared_memory_per_block_optin_bytes": found.get("shared_per_block_bytes", 49152),
-        "shared_memory_per_sm_bytes": found.get("shared_per_sm_bytes", 49152),
-        "l2_bytes": found["l2_bytes"],
+        "architecture": "cpu" if device.type == "cpu" else f"sm_{major}{minor}",
+        "capability": [major, minor],
+        "num_sms": device.num_sms,
+        "shared_memory_per_block_optin_bytes": device.shared_per_block_bytes,
+        "shared_memory_per_sm_bytes": device.shared_per_sm_bytes,
+        "l2_bytes": device.l2_bytes,
         **_facts(measured=True),
     }
 
 
 def _streaming(calibration: Calibration, bandwidth: float) -> dict[str, Any]:
-    """Row-wise and indexed streams as shares of the elementwise one."""
+    """Return row-wise and indexed bandwidths as shares of the elementwise one."""
     norm = _bandwidth(calibration.standard, "aten::native_layer_norm", 2)
     index = _bandwidth(calibration.standard, "aten::index_select", 2)
     return {
-        "kernel_us": _short(calibration.host_ns["bare_ns"] / 1e3),
+        "kernel_us": _short(calibration.host.bare_ns / 1e3),
         "elementwise_share": 1.0,
         "normalisation_share": _short(min(1.0, norm / bandwidth)),
         "indexing_share": _short(min(1.0, index / bandwidth)),
@@ -126,22 +138,22 @@ def _streaming(calibration: Calibration, bandwidth: float) -> dict[str, Any]:
 
 
 def _host(calibration: Calibration) -> dict[str, Any]:
-    costs = {name: _short(ns / 1e3) for name, ns in calibration.host_ns.items()}
+    costs = calibration.host
     return {
-        "forward_us": costs["forward_ns"],
-        "backward_us": costs["backward_ns"],
-        "optimizer_us": costs["optimizer_ns"],
-        "custom_us": costs["forward_ns"],
-        "tensor_us": costs["tensor_ns"],
-        "collective_us": costs["forward_ns"],
+        "forward_us": _short(costs.forward_ns / 1e3),
+        "backward_us": _short(costs.backward_ns / 1e3),
+        "optimizer_us": _short(costs.optimizer_ns / 1e3),
+        "custom_us": _short(costs.forward_ns / 1e3),
+        "tensor_us": _short(costs.tensor_ns / 1e3),
+        "collective_us": _short(costs.forward_ns / 1e3),
         "launch_latency_us": 0.0,
-        "link_gb_per_s": 1000.0,  # a copy to the device where the tensor already is
+        "link_gb_per_s": 1000.0,  # the tensor is already on the device
         **_facts(measured=True),
     }
 
 
 def _matmul_rates(rows: Sequence[OperatorTime]) -> dict[str, float]:
-    """FLOP/s of the fastest product of each type: 2 m n k over its time."""
+    """Return FLOP/s of the fastest matrix product per type: 2 m n k over its time."""
     rates: dict[str, float] = {}
     for row in rows:
         data = json.loads(row.signature)
@@ -152,14 +164,14 @@ def _matmul_rates(rows: Sequence[OperatorTime]) -> dict[str, float]:
 
 
 def _bandwidth(rows: Sequence[OperatorTime], op: str, passes: int) -> float:
-    """Bytes a second of the largest tensor that `op` was measured on, each element touched `passes` times."""
-    found = []
+    """Return bytes per second of `op` on the largest tensor measured, each element touched `passes` times."""
+    rates = []
     for row in rows:
         data = json.loads(row.signature)
         if data["op"] == op:
             num_bytes = 4 * passes * math.prod(data["in"][0][1])
-            found.append((num_bytes, num_bytes / row.ns * 1e9))
-    return float(max(found)[1])
+            rates.append((num_bytes, num_bytes / row.ns * 1e9))
+    return float(max(rates)[1])
 
 
 def _facts(*, measured: bool) -> dict[str, str]:
@@ -167,25 +179,36 @@ def _facts(*, measured: bool) -> dict[str, str]:
 
 
 def _short(value: float) -> float:
-    """Four figures: more would be noise."""
+    """Round to four significant figures: more would be noise."""
     return float(f"{value:.4g}")
 
 
 def _toml(data: Mapping[str, Any], path: str = "") -> str:
-    """Plain keys first, then tables, then arrays of tables, as TOML wants them."""
+    """Write plain keys first, then tables, then arrays of tables, as TOML requires."""
     lines = [f"{key} = {_value(value)}" for key, value in data.items() if not _is_table(value)]
     for key, value in data.items():
-        where = f"{path}{key}"
+        name = f"{path}{key}"
         if isinstance(value, Mapping):
-            lines += ["", f"[{where}]", _toml(value, f"{where}.")]
+            lines += ["", f"[{name}]", _toml(value, f"{name}.")]
         elif _is_table(value):
             for item in value:
-                lines += ["", f"[[{where}]]", _toml(item, f"{where}.")]
+                lines += ["", f"[[{name}]]", _toml(item, f"{name}.")]
     return "\n".join(lines) + ("\n" if not path else "")
 
 
 def _is_table(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+
+
+def _check_writable(file: Path) -> None:
+    """Refuse a path that cannot be written, before minutes of measuring."""
+    remedy = "choose another path with --out"
+    if file.is_dir():
+        raise LabError(f"the cluster file must be a file, but {file} is a folder; {remedy}")
+    if not file.parent.is_dir():
+        raise LabError(f"the cluster file must be in an existing folder, but {file.parent} is none; {remedy}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise LabError(f"the cluster file must be writable, but {file} is not; {remedy}")
 
 
 def _value(value: object) -> str:

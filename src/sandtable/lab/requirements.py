@@ -1,4 +1,4 @@
-"""What a machine must have for a lab, and one line for each thing it has not."""
+"""What a lab requires of the machine, with a one-line message for whatever is missing."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from sandtable.errors import LabError
 __all__ = ["missing", "require"]
 
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
-"""Programs the lab calls, with the Debian package of each."""
+"""Programs that the lab calls, with their Debian packages."""
 
 
 def require() -> None:
@@ -19,13 +19,13 @@ def require() -> None:
 
 
 def missing() -> str:
-    """One line: the first thing missing, and the remedy. Empty: a lab can be built."""
+    """Return one line with the first missing requirement and its remedy; empty if a lab can be built."""
     if sys.platform != "linux":
-        return f"a lab must be run on Linux (its hosts are network namespaces), but this is {sys.platform}; use Linux"
+        return f"a lab requires Linux (its hosts are network namespaces), but this is {sys.platform}; use Linux"
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             remedy = f"install {package} (Debian, Ubuntu: apt-get install {package})"
-            return f"a lab must have the program '{program}', but it was not found on the path; {remedy}"
+            return f"a lab requires the program '{program}', but it is not on the path; {remedy}"
     if os.geteuid() != 0:
-        return f"a lab must be run as root (it makes network namespaces), but the user id is {os.geteuid()}; use sudo"
+        return f"a lab requires root (it creates network namespaces), but the user id is {os.geteuid()}; use sudo"
     return ""

@@ -1,4 +1,4 @@
-"""The command as each host gets it: torchrun with the options that say which node of how many it is."""
+"""The command each host runs: torchrun with the options that make the host one node of the job."""
 
 import os
 import shutil
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from sandtable.errors import LabError
 
-__all__ = ["MASTER_PORT", "Seat", "command_for", "environment_for"]
+__all__ = ["MASTER_PORT", "TorchrunNode", "command_for", "environment_for"]
 
 MASTER_PORT = 29500
-"""Free by nature: a lab's namespaces are new."""
+"""Always free: a lab's namespaces are new."""
 
-_OURS = (
+_SET_BY_LAB = (
     "--nnodes", "--node-rank", "--master-addr", "--master-port", "--local-addr", "--standalone",
     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """One host's place in the job."""
+class TorchrunNode:
+    """One host as a node of the job."""
 
     index: int
     num_hosts: int
@@ -31,49 +31,49 @@ class Seat:
     interface: str
 
 
-def command_for(command: Sequence[str], seat: Seat) -> list[str]:
-    """`torchrun [options] script` with the options for this host; any other command as it is."""
+def command_for(command: Sequence[str], node: TorchrunNode) -> list[str]:
+    """Return `torchrun [options] script` with the options for this node; any other command unchanged."""
     if not command:
         raise LabError("a command must be given after --, but there is none; try: -- torchrun train.py")
-    head = _head(command)
+    head = _torchrun_words(command)
     if head is None:
         return list(command)
     options = command[len(head) :]
     for word in options:
         if not word.startswith("-"):
             break
-        if (name := word.partition("=")[0].replace("_", "-")) in _OURS:
-            raise LabError(f"{name} must be left to the lab, which gives each host its own; remove it from the command")
-    where = {
-        "--nnodes": str(seat.num_hosts),
-        "--node-rank": str(seat.index),
-        "--master-addr": seat.master_address,
+        if (name := word.partition("=")[0].replace("_", "-")) in _SET_BY_LAB:
+            raise LabError(f"{name} must be left to the lab, which sets it for each host; remove it from the command")
+    own_options = {
+        "--nnodes": str(node.num_hosts),
+        "--node-rank": str(node.index),
+        "--master-addr": node.master_address,
         "--master-port": str(MASTER_PORT),
-        "--local-addr": seat.address,
+        "--local-addr": node.address,
     }
-    program = _found(head[0]) if len(head) == 1 else head
-    return [*program, *(word for pair in where.items() for word in pair), *options]
+    program = _find_program(head[0]) if len(head) == 1 else head
+    return [*program, *(word for pair in own_options.items() for word in pair), *options]
 
 
-def environment_for(seat: Seat, *, threads: int) -> dict[str, str]:
-    """This process's environment, with sockets on the lab's interface and no more threads than the host has cores."""
+def environment_for(node: TorchrunNode, *, threads: int) -> dict[str, str]:
+    """Return this process's environment with sockets on the lab's interface and one thread per core of the host."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     return {
         "OMP_NUM_THREADS": str(threads),
-        # Addresses of a lab have no names that torch could look up backwards, and it warns about each.
+        # A lab's addresses have no reverse lookup, and torch would warn about each.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **os.environ,
-        **dict.fromkeys(names, seat.interface),
-        "MASTER_ADDR": seat.master_address,
+        **dict.fromkeys(names, node.interface),
+        "MASTER_ADDR": node.master_address,
         "MASTER_PORT": str(MASTER_PORT),
-        "NODE_RANK": str(seat.index),
-        "NNODES": str(seat.num_hosts),
+        "NODE_RANK": str(node.index),
+        "NNODES": str(node.num_hosts),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def _head(command: Sequence[str]) -> list[str] | None:
-    """The words that mean torchrun, if the command starts with them."""
+def _torchrun_words(command: Sequence[str]) -> list[str] | None:
+    """Return the words that start torchrun, if the command begins with them."""
     if Path(command[0]).name == "torchrun":
         return [command[0]]
     if Path(command[0]).name.startswith("python") and list(command[1:3]) == ["-m", "torch.distributed.run"]:
@@ -81,6 +81,6 @@ def _head(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def _found(program: str) -> list[str]:
-    """torchrun where it is: on the path, or the module of this Python."""
+def _find_program(program: str) -> list[str]:
+    """Return torchrun from the path, or else as a module of this Python."""
     return [program] if shutil.which(program) else [sys.executable, "-m", "torch.distributed.run"]

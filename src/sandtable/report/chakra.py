@@ -1,9 +1,9 @@
 """Chakra: the step of a rank as an MLCommons Chakra execution trace, for other simulators (ASTRA-sim) and tools.
 
-One file a rank, `rank.<n>.et`: a `GlobalMetadata`, then a `Node` for every operator and call of the step, each with its
-length before it (schema: chakra/schema/protobuf/et_def.proto, package ChakraProtoMsg). Data dependencies are the order
-on a stream and the events and waits between streams; control dependencies are what the host waited for before it went
-on. Durations are the simulated ones.
+Each rank has one file, `rank.<n>.et`: a `GlobalMetadata`, then a `Node` for every operator and call of the step, each
+preceded by its length (schema: chakra/schema/protobuf/et_def.proto, package ChakraProtoMsg). Data
+dependencies are the order on a stream and the events and waits between streams; control dependencies are what the host
+waited for before it continued. Durations are simulated.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sandtable.engine.columns import SpanColumns
-from sandtable.report.needs import Timeline
+from sandtable.engine.timeline import Timeline
 from sandtable.report.wire import bytes_field, delimited, integer_field, packed_field, text_field
-from sandtable.trace import Kind, RankView, Trace
+from sandtable.trace import Kind, RankView
 from sandtable.units import NS_PER_US
 
 __all__ = ["write_chakra"]
@@ -36,13 +36,13 @@ _COLLECTIVES = {
 }
 
 
-def write_chakra(trace: Trace, timeline: Timeline, ranks: Sequence[int], folder: Path) -> list[Path]:
-    """Writes one file for each of `ranks`."""
+def write_chakra(timeline: Timeline, ranks: Sequence[int], folder: Path) -> list[Path]:
+    """Write one file for each of `ranks`, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for rank in ranks:
         path = folder / f"rank.{rank}.et"
-        path.write_bytes(b"".join(_messages(trace.rank(rank), timeline)))
+        path.write_bytes(b"".join(_messages(timeline.trace.rank(rank), timeline)))
         written.append(path)
     return written
 
@@ -60,11 +60,11 @@ class _Time(NamedTuple):
 
 
 class _Nodes:
-    """Walks the records of the step once, remembering on each stream what came last."""
+    """Walks the records of the step once, and keeps the last node of each stream."""
 
     def __init__(self, view: RankView, timeline: Timeline) -> None:
         self.view, self.records = view, view.records
-        # All of the rank's own step: a rank that is ahead of others begins it before the window does.
+        # The rank's own step: a rank that is ahead of others begins it before the window.
         spans = timeline.span_columns(view.rank, whole_run=True)
         self.step = _own_step(view, timeline, spans)
         begin = int(spans.start_ns[spans.record >= self.step.start].min(initial=1 << 62))
@@ -74,7 +74,7 @@ class _Nodes:
         for record, start, length, size, work in zip(
             *(c.tolist() for c in (spans.record, starts, lengths, spans.bytes, spans.flops)), strict=True
         ):
-            # A call has two spans, waiting and communicating: the second is the one that counts.
+            # A call has two spans, waiting and communicating: the second counts.
             self.times[record] = _Time(max(start, 0), length)
             self.facts[record] = (size, int(work))
         self.last: dict[int, int] = {}
@@ -154,7 +154,7 @@ class _Nodes:
 
 
 def _own_step(view: RankView, timeline: Timeline, spans: SpanColumns) -> slice:
-    """The records of the rank's last step; of the only one, without what sets things up before the window."""
+    """Return the records of the rank's last step; of an only step, those inside the window, without the set-up."""
     steps = view.step_slices()
     if len(steps) > 1:
         return steps[-1]
@@ -163,7 +163,7 @@ def _own_step(view: RankView, timeline: Timeline, spans: SpanColumns) -> slice:
 
 
 def _attribute(name: str, value: bytes) -> bytes:
-    """Field 10 of a node: an `AttributeProto`."""
+    """Return field 10 of a node: an `AttributeProto`."""
     return bytes_field(10, text_field(1, name) + value)
 
 

@@ -1,9 +1,8 @@
-"""The catalogue on a terminal: all its machines as a list, or one cluster with its links and a picture of them."""
+"""The catalogue on a terminal: a list of its machines, or one cluster with its links and their topology."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.tree import Tree
 
-from sandtable.cluster import Cluster, NodeKind, Origin, SwitchTier, Topology
+from sandtable.cluster import Cluster, NodeKind, Origin, SwitchTier, Topology, TopologyBranch, describe_topology
 from sandtable.units import GB, GBIT_BYTES, NS_PER_MS, NS_PER_US, TERA, format_bytes
 
 __all__ = ["print_cluster", "print_clusters"]
@@ -20,7 +19,7 @@ _STYLES = {"measured": "green", "fitted": "cyan", "nominal": "yellow"}
 
 
 def print_clusters(clusters: Sequence[Cluster], networks: Sequence[str], console: Console) -> None:
-    """One line a machine: its devices, its links inside and outwards, and how well the first is known."""
+    """Print one line per machine: its devices, its links inside and outwards, and its price."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("name", "devices", "inside", "outwards", "$/hour"):
         table.add_column(name, justify="right" if name == "$/hour" else "left", no_wrap=name == "name")
@@ -40,7 +39,7 @@ def print_clusters(clusters: Sequence[Cluster], networks: Sequence[str], console
 
 
 def print_cluster(cluster: Cluster, console: Console) -> None:
-    """Everything the entry says, with unit, status and source, and the tree of its switches."""
+    """Print everything the entry contains, with unit, status and source, and the tree of its switches."""
     size = f"{_plural(cluster.num_nodes, 'node')}, {_plural(cluster.num_devices, 'device')}"
     console.print(f"[bold]{escape(cluster.title)}[/bold] ({escape(cluster.name)}): {size}")
     for group in cluster.groups:
@@ -49,7 +48,7 @@ def print_cluster(cluster: Cluster, console: Console) -> None:
         console.print(Padding(_facts(_node_rows(group.kind)), (1, 0, 0, 0)))
     console.print(Padding(_facts(_fabric_rows(cluster)), (1, 0, 0, 0)))
     console.print()
-    console.print(_picture(Topology(cluster).describe()["tree"]), highlight=False)
+    console.print(_picture(describe_topology(Topology(cluster)).tree), highlight=False)
 
 
 def _facts(rows: Sequence[tuple[str, str, Origin | None]]) -> Table:
@@ -74,7 +73,7 @@ def _node_rows(kind: NodeKind) -> list[tuple[str, str, Origin | None]]:
         ),
         (
             "inside",
-            f"{up.kind}, {_achieved(up.bandwidth_bytes_per_s, up.efficiency)} a GPU each way, "
+            f"{up.kind}, {_achieved(up.bandwidth_bytes_per_s, up.efficiency)} per GPU each way, "
             f"{up.latency_ns / NS_PER_US:g} us{', NVLS' if up.nvls else ''}{', mesh' if up.mesh else ''}",
             up.origin,
         ),
@@ -88,15 +87,15 @@ def _node_rows(kind: NodeKind) -> list[tuple[str, str, Origin | None]]:
         ),
     ]
     if kind.price:
-        rows.append(("price", f"{kind.price.usd_per_node_hour:,.2f} USD a node and hour", kind.price.origin))
+        rows.append(("price", f"{kind.price.usd_per_node_hour:,.2f} USD per node-hour", kind.price.origin))
     return rows
 
 
 def _sharing(kind: NodeKind) -> str:
-    """Which GPU uses which adapter."""
+    """Return which GPU uses which adapter, in words."""
     of_gpu = kind.nics.of_gpu
     if of_gpu == tuple(range(kind.num_gpus)):
-        return "one a GPU" if kind.num_gpus > 1 else "its own"
+        return "one per GPU" if kind.num_gpus > 1 else "its own"
     return "shared by all" if set(of_gpu) == {0} else f"GPU to adapter {', '.join(map(str, of_gpu))}"
 
 
@@ -115,7 +114,7 @@ def _fabric_rows(cluster: Cluster) -> list[tuple[str, str, Origin | None]]:
     rows: list[tuple[str, str, Origin | None]] = [("fabric", figure, fabric.origin)]
     for level, tier in enumerate(fabric.tiers[:-1]):
         below = f"{tier.below} nodes" if level == 0 else f"{tier.below} switches"
-        figure = f"{below} a switch, {_uplink(tier)}, {tier.latency_ns / NS_PER_US:g} us"
+        figure = f"{below} per switch, {_uplink(tier)}, {tier.latency_ns / NS_PER_US:g} us"
         rows.append((f"tier {level + 1}", figure, tier.origin))
     for site in fabric.sites:
         link = f"{_gbit(site.bandwidth_bytes_per_s)}, {site.latency_ns / NS_PER_MS:g} ms to the others"
@@ -126,20 +125,20 @@ def _fabric_rows(cluster: Cluster) -> list[tuple[str, str, Origin | None]]:
     return [*rows, ("ranks", order, None)]
 
 
-def _picture(branch: dict[str, Any], parent: Tree | None = None) -> Tree:
-    """The tree of switches; `label` lines say how many equal things stand there and what leads upwards."""
+def _picture(branch: TopologyBranch, parent: Tree | None = None) -> Tree:
+    """Return the tree of switches; each label gives the number of equal branches and the rate of their uplink."""
     tree = Tree(_label(branch)) if parent is None else parent.add(_label(branch))
-    for child in branch["children"]:
+    for child in branch.children:
         _picture(child, tree)
     return tree
 
 
-def _label(branch: dict[str, Any]) -> str:
-    count = f"{branch['count']:,} × " if branch["count"] > 1 else ""
-    name = escape(branch["label"]) if branch["kind"] in ("node", "gpu", "site") else f"{branch['label']}"
-    rails = f", {branch['rails']} rails" if "rails" in branch else ""
-    nics = f" over {branch['num_nics']} {branch['transport']}" if "num_nics" in branch else ""
-    link = f"  [dim]{_number(branch['gb_per_s'])} GB/s up{nics}{rails}[/dim]" if branch["gb_per_s"] else ""
+def _label(branch: TopologyBranch) -> str:
+    count = f"{branch.count:,} × " if branch.count > 1 else ""
+    name = escape(branch.label) if branch.kind in ("node", "gpu", "site") else branch.label
+    rails = f", {branch.rails} rails" if branch.rails > 1 else ""
+    nics = f" over {branch.num_nics} {branch.transport}" if branch.num_nics else ""
+    link = f"  [dim]{_number(branch.gb_per_s)} GB/s up{nics}{rails}[/dim]" if branch.gb_per_s else ""
     return f"{count}{name}{link}"
 
 

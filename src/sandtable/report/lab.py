@@ -1,16 +1,16 @@
-"""What went over the cables of a lab, as a table."""
+"""The traffic on a lab's links, as a table."""
 
 from rich.console import Console
 from rich.table import Table
 
-from sandtable.lab import LabResult, Traffic
+from sandtable.lab import HostTraffic, LabResult
 from sandtable.units import format_bytes, format_count, format_seconds
 
 __all__ = ["print_lab"]
 
 
 def print_lab(result: LabResult, console: Console) -> None:
-    """A row for each host, and for each site's cable to the others."""
+    """Print one row per host and per link between sites, then the duration."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("host")
     for title in ("sent", "received", "packets out", "packets in", "exit code"):
@@ -24,7 +24,7 @@ def print_lab(result: LabResult, console: Console) -> None:
     console.print(f"took {format_seconds(result.seconds)}{late}", highlight=False)
 
 
-def _cells(traffic: Traffic) -> list[str]:
+def _cells(traffic: HostTraffic) -> list[str]:
     return [
         format_bytes(traffic.sent_bytes),
         format_bytes(traffic.received_bytes),

@@ -1,4 +1,4 @@
-"""The outcome of a rehearsal on a terminal: one screen, the answers first."""
+"""The outcome of a rehearsal on a terminal: one screen, answers first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sandtable.report.summary import ClassMemory, RunSummary
+from sandtable.report.findings import print_findings, print_progress
+from sandtable.report.summary import ClassMemory, RunCost, Summary, Timing
 from sandtable.report.terminal import print_notes
 from sandtable.report.times import PARTS, Parts, RankTimes
+from sandtable.trace import NoteSummary
 from sandtable.units import format_bytes, format_count, format_flops, format_seconds
 
-__all__ = ["print_outcome"]
+__all__ = ["print_failure", "print_findings", "print_outcome"]
 
 _BAR_WIDTH = 60
 _MAX_CLASSES = 3
@@ -42,39 +44,65 @@ _NAMES = {
 }
 
 
-def print_outcome(run: RunSummary, console: Console, *, files: Mapping[str, Path] | None = None) -> None:
-    """Step time and where it goes, efficiency, memory, links, cost, notes, and where to read more."""
+def print_outcome(run: Summary, console: Console, *, files: Mapping[str, Path] | None = None) -> None:
+    """Print the step time and where it goes, efficiency, memory, links, cost, findings, notes, and where to read more.
+
+    A run without a step time is printed as by `print_failure`.
+    """
+    if run.timing is None:
+        print_failure(run, console, files=files)
+        return
     _print_job(run, console)
-    _print_headline(run, console)
-    for name in ("slowest", "mean"):
-        if name in run.breakdown:
-            _print_bar(name, run.breakdown[name], console)
-    _print_legend(run.breakdown, console)
-    console.print(_facts(run))
-    print_notes(run.capture, console, max_notes=_MAX_NOTES)
+    _print_headline(run.timing, console)
+    _print_bar("slowest", run.timing.breakdown.slowest, console)
+    _print_bar("mean", run.timing.breakdown.mean, console)
+    _print_legend(run.timing.breakdown.slowest, console)
+    console.print(_facts(run, run.timing))
+    print_findings(run.findings, console)
+    print_notes(_other_notes(run), console, max_notes=_MAX_NOTES)
+    _print_files(files, console)
+
+
+def print_failure(run: Summary, console: Console, *, files: Mapping[str, Path] | None = None) -> None:
+    """Print why a run has no step time: its findings, then how far each of its ranks got."""
+    _print_job(run, console)
+    console.print("\n[bold]no step time[/bold]", highlight=False)
+    print_findings(run.findings, console)
+    print_progress(run.progress, run.capture.classes, console)
+    print_notes(_other_notes(run), console, max_notes=_MAX_NOTES)
+    _print_files(files, console)
+
+
+def _other_notes(run: Summary) -> list[NoteSummary]:
+    """Return the notes that no finding and no row of progress repeats."""
+    known = {finding.rule for finding in run.findings} | ({"fewer-steps"} if run.timing is None else set())
+    return [note for note in run.capture.notes if note.kind.replace(" ", "-") not in known]
+
+
+def _print_files(files: Mapping[str, Path] | None, console: Console) -> None:
     if files:
         shown = "  ".join(f"{name} {path}" for name, path in files.items())
         console.print(f"\n{shown}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_job(run: RunSummary, console: Console) -> None:
+def _print_job(run: Summary, console: Console) -> None:
     capture = run.capture
-    devices = ", ".join(f"{each.num_ranks:,} × {each.name}" for each in run.cluster.devices)
+    devices = ", ".join(f"{device.num_ranks:,} × {device.name}" for device in run.cluster.devices)
     console.print(
         f"\n[bold]{run.world_size:,} ranks[/bold] on {escape(run.cluster.title)}: {escape(devices)}; "
         f"{_plural(len(capture.classes), 'class', 'classes')} of equal ranks, "
-        f"{_plural(len(capture.captured_ranks), 'rank', 'ranks')} really run",
+        f"{_plural(len(capture.captured_ranks), 'rank', 'ranks')} captured",
         highlight=False,
     )
 
 
-def _print_headline(run: RunSummary, console: Console) -> None:
-    words = [f"[bold]{format_seconds(run.step_seconds)}[/bold] a step"]
+def _print_headline(run: Timing, console: Console) -> None:
+    words = [f"[bold]{format_seconds(run.step_seconds)}[/bold] per step"]
     efficiency = run.efficiency
     if efficiency.mfu is not None:
         again = f", HFU {efficiency.hfu:.1%}" if efficiency.hardware_flops != efficiency.model_flops else ""
         words.append(f"MFU [bold]{efficiency.mfu:.1%}[/bold]{again} of {efficiency.dtype}")
-    words.append(f"{format_flops(efficiency.model_flops_per_s_per_device)}/s a GPU")
+    words.append(f"{format_flops(efficiency.model_flops_per_s_per_device)}/s per GPU")
     if run.throughput and run.throughput.tokens_per_s is not None:
         words.append(f"{format_count(round(run.throughput.tokens_per_s))} tokens/s")
     if run.throughput and run.throughput.samples_per_s is not None:
@@ -83,7 +111,7 @@ def _print_headline(run: RunSummary, console: Console) -> None:
 
 
 def _print_bar(name: str, times: RankTimes, console: Console) -> None:
-    """A bar whose pieces add up to its whole length: each part gets the cells between two rounded borders."""
+    """Print a bar whose pieces add up to its whole length: each part gets the cells between two rounded borders."""
     bar = Text(f"{name:8}")
     total = times.parts.total or 1.0
     end = cells = 0.0
@@ -97,10 +125,7 @@ def _print_bar(name: str, times: RankTimes, console: Console) -> None:
     console.print(bar)
 
 
-def _print_legend(breakdown: Mapping[str, RankTimes], console: Console) -> None:
-    times = breakdown.get("slowest")
-    if times is None:
-        return
+def _print_legend(times: RankTimes, console: Console) -> None:
     total = times.parts.total or 1.0
     lines = [Text(" " * 8)]
     for part, seconds in _amounts(times.parts):
@@ -127,7 +152,7 @@ def _amounts(parts: Parts) -> list[tuple[str, float]]:
     return [(name, max(seconds, 0.0)) for name, seconds in values.items()]
 
 
-def _facts(run: RunSummary) -> Table:
+def _facts(run: Summary, timing: Timing) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=9)
     table.add_column()
@@ -136,10 +161,13 @@ def _facts(run: RunSummary) -> Table:
     for index, row in enumerate(fullest[:_MAX_CLASSES]):
         table.add_row("" if index else "memory", _memory_line(row))
     if run.capture.num_steps < _STEADY_STEPS:
-        table.add_row("", "[dim]one step was captured: with --steps 2 optimizer states count from its beginning[/dim]")
+        captured = "one" if run.capture.num_steps else "no optimizer"
+        table.add_row(
+            "", f"[dim]{captured} step was captured; with --steps 2, optimizer states exist from its start[/dim]"
+        )
     if len(fullest) > _MAX_CLASSES:
         table.add_row("", f"[dim]{len(fullest) - _MAX_CLASSES} more in summary.json[/dim]")
-    busiest = max(run.tiers, key=lambda tier: tier.max_utilisation, default=None)
+    busiest = max(timing.tiers, key=lambda tier: tier.max_utilisation, default=None)
     if busiest is not None and busiest.busiest:
         link = busiest.busiest[0]
         table.add_row(
@@ -147,16 +175,19 @@ def _facts(run: RunSummary) -> Table:
             f"{busiest.title} are fullest: {busiest.mean_utilisation:.0%} on average, "
             f"{link.utilisation:.0%} on {escape(link.name)}",
         )
-    table.add_row("cost", _cost_line(run))
-    if run.basis:
+    table.add_row("cost", _cost_line(timing.cost))
+    if timing.basis:
         table.add_row(
-            "rests on", ", ".join(f"{name} {share:.0%}" for name, share in run.basis.items() if share > _SMALL_SHARE)
+            "rests on", ", ".join(f"{name} {share:.0%}" for name, share in timing.basis.items() if share > _SMALL_SHARE)
         )
     effort = run.effort
     stood_for = effort.gpu_seconds_per_core_second
-    speed = f": {stood_for:,.0f} GPU-seconds a core-second" if stood_for else ""
+    amount = f"{stood_for:,.0f}" if stood_for and stood_for >= 10 else f"{stood_for or 0.0:.2g}"
+    speed = f": {amount} GPU-seconds per core-second" if stood_for else ""
     spent = effort.capture_wall_seconds + effort.simulation_wall_seconds
-    table.add_row("rehearsed", f"in {format_seconds(spent)}, {format_bytes(effort.peak_rss_bytes)} at most{speed}")
+    table.add_row(
+        "rehearsed", f"in {format_seconds(spent)}, with at most {format_bytes(effort.peak_rss_bytes)} of memory{speed}"
+    )
     return table
 
 
@@ -172,13 +203,12 @@ def _memory_line(row: ClassMemory) -> str:
     )
 
 
-def _cost_line(run: RunSummary) -> str:
-    cost = run.cost
+def _cost_line(cost: RunCost) -> str:
     hours = cost.gpu_hours_per_1000_steps
     words = f"{hours:,.0f}" if hours >= 1000 else f"{hours:,.4g}"
     words += " GPU-hours for 1000 steps"
     if cost.usd_per_1000_steps is not None:
-        words += f", ${cost.usd_per_1000_steps:,.2f} at ${cost.usd_per_gpu_hour:,.2f} a GPU-hour"
+        words += f", ${cost.usd_per_1000_steps:,.2f} at ${cost.usd_per_gpu_hour:,.2f} per GPU-hour"
     return words
 
 

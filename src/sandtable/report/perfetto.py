@@ -1,6 +1,6 @@
 """Perfetto: the timeline of chosen ranks as a Chrome trace (`trace.json.gz`), for ui.perfetto.dev or chrome://tracing.
 
-A rank is a process, its host and each of its streams a thread. Times are microseconds from the beginning of the step.
+Each rank is a process; its host and each of its streams are threads. Times are microseconds from the start of the step.
 """
 
 import gzip
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sandtable.engine.columns import CATEGORIES, HostColumns, SpanColumns
-from sandtable.report.needs import Timeline
+from sandtable.engine.timeline import Timeline
 from sandtable.trace import Phase
 from sandtable.units import NS_PER_US
 
@@ -20,11 +20,11 @@ __all__ = ["write_perfetto"]
 MAX_EVENTS = 400_000
 _LEVEL = 4
 _HOST_THREAD = 1_000_000
-"""Above any number of a stream."""
+"""Above the number of any stream."""
 
 
 def write_perfetto(timeline: Timeline, ranks: Sequence[int], path: Path, *, max_events: int = MAX_EVENTS) -> list[int]:
-    """Writes the trace, and says which ranks are in it: those after `max_events` events are left out."""
+    """Write the trace, and return the ranks in it: the first, and the others up to `max_events` events in all."""
     written: list[int] = []
     num_events = 0
     # No time stamp and no name in the header: the same timeline gives the same bytes.
@@ -54,7 +54,7 @@ def _events(timeline: Timeline, rank: int, spans: SpanColumns) -> Iterator[str]:
     names = [json.dumps(text) for text in spans.names]
     axes = [f',"axis":{json.dumps(axis)}' if axis else "" for axis in spans.axes]
     phases = [phase.name.lower() for phase in Phase]
-    lines = {int(k): json.dumps(str(timeline.trace.lines[int(k)])) for k in np.unique(spans.line)}
+    lines = {int(line): json.dumps(str(timeline.trace.lines[int(line)])) for line in np.unique(spans.line)}
     starts = (spans.start_ns - timeline.step_start_ns) / NS_PER_US
     columns = (starts, (spans.end_ns - spans.start_ns) / NS_PER_US, spans.stream, spans.name, spans.category)
     more = (spans.phase, spans.axis, spans.line, spans.bytes, spans.flops)
@@ -71,7 +71,7 @@ def _events(timeline: Timeline, rank: int, spans: SpanColumns) -> Iterator[str]:
 def _host_events(timeline: Timeline, rank: int, host: HostColumns) -> Iterator[str]:
     yield _about("thread_name", rank, _HOST_THREAD, {"name": "host"})
     yield _about("thread_sort_index", rank, _HOST_THREAD, {"sort_index": -1})
-    lines = {int(k): json.dumps(str(timeline.trace.lines[int(k)])) for k in np.unique(host.line)}
+    lines = {int(line): json.dumps(str(timeline.trace.lines[int(line)])) for line in np.unique(host.line)}
     starts = (host.start_ns - timeline.step_start_ns) / NS_PER_US
     columns = (starts, (host.end_ns - host.start_ns) / NS_PER_US, host.waits, host.count, host.line)
     for ts, dur, waits, count, line in zip(*(column.tolist() for column in columns), strict=True):
@@ -83,7 +83,7 @@ def _host_events(timeline: Timeline, rank: int, host: HostColumns) -> Iterator[s
 
 
 def _stream_name(spans: SpanColumns, stream: int) -> str:
-    """What a stream mostly does: compute, or communication along an axis."""
+    """Name a stream after what it mostly does: compute, or communication along an axis."""
     mine = spans.stream == stream
     length = spans.end_ns - spans.start_ns
     if (mine & (spans.category == CATEGORIES.index("compute"))).any():

@@ -1,63 +1,84 @@
-"""Summary: all figures of a rehearsed run as plain data, worked out once and drawn many ways.
+"""Summary: all figures of a rehearsed run as plain data, computed once and drawn many ways.
 
-`summary.json` is this, with a schema name and a version; docs/report.md explains every key. A key is never renamed or
-given another meaning within a version; new keys may come.
+`summary.json` holds a summary with a schema name and a version; docs/report.md explains every key. Within a version no
+key is renamed or given another meaning; new keys may be added. What needs a timeline is in `Summary.timing`, which is
+None for a run whose time could not be computed. In the file its keys are at the top level, null for such a run.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from sandtable.engine.memory import MemoryUse
+from sandtable.engine.what_if import WhatIf
+from sandtable.errors import ReportError, WhatIfError
+from sandtable.findings import Finding, Severity
+from sandtable.report.replacing import replacing
+from sandtable.report.times import TimeBreakdown
+from sandtable.report.traffic import TierLoad, TransactionSizes
+from sandtable.report.work import RunEfficiency
+from sandtable.trace import CaptureSummary, RankProgress
+from sandtable.version import __version__
 
-from sandtable import __version__
-from sandtable.engine.memory import MemoryUse, memory_use
-from sandtable.errors import ReportError
-from sandtable.report.needs import Timeline
-from sandtable.report.times import RankTimes, break_down
-from sandtable.report.traffic import TierLoad, TransactionSizes, load_tiers, size_transactions
-from sandtable.report.work import Efficiency, measure_efficiency, peak_of
-from sandtable.trace import Summary, Trace, summarise
-from sandtable.trace.summary import format_ranks
-from sandtable.units import NS_PER_S
-
-__all__ = ["SCHEMA", "VERSION", "Asked", "RunSummary", "load_summary", "save_summary", "summarise_run"]
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA",
+    "VERSION",
+    "ClassMemory",
+    "ClusterSummary",
+    "DeviceSummary",
+    "Effort",
+    "LinkOrigin",
+    "RunCost",
+    "Summary",
+    "Throughput",
+    "Timing",
+    "UserInputs",
+    "load_summary",
+    "save_summary",
+]
 
 SCHEMA = "sandtable-summary"
-VERSION = 1
+VERSION = 2
 FILE_NAME = "summary.json"
-
-_S_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What only the user or the caller knows: the batch, the price, and what simulating cost."""
+class UserInputs:
+    """What only the user knows: the size of a step, the price, and the cluster as named."""
 
     tokens_per_step: int | None = None
     samples_per_step: int | None = None
     usd_per_gpu_hour: float | None = None
     cluster: str = ""
-    """The name or file that `--cluster` was given, to simulate the run again."""
-    what_if: Mapping[str, Any] = field(default_factory=dict)
-    simulation_wall_seconds: float = 0.0
-    simulation_core_seconds: float = 0.0
+    """The name or file given as `--cluster`; may be left out."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_step", "samples_per_step", "usd_per_gpu_hour"):
+            value = getattr(self, name)
+            least = 0 if name == "usd_per_gpu_hour" else 1
+            if value is not None and not (isinstance(value, int | float) and value >= least):
+                raise ReportError(
+                    f"{name} must be a number of at least {least}, but got {value!r}; leave it out if unknown"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
+    """One kind of device, and how many ranks run on it."""
+
     name: str
     num_ranks: int
     memory_bytes: int
     peak_flops_per_s: int
-    """In the number type of `Efficiency.dtype`."""
+    """In the number type of `RunEfficiency.dtype`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOrigin:
-    """Where the numbers of a kind of links come from; `status` is measured, fitted or nominal."""
+    """Where the numbers of one kind of link come from; `status` is measured, fitted or nominal."""
 
     kind: str
     bandwidth_bytes_per_s: float | None
@@ -68,6 +89,8 @@ class LinkOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
+    """Where the run would take place; `asked` is the name or file that loads the cluster again."""
+
     name: str
     asked: str
     title: str
@@ -89,6 +112,8 @@ class ClassMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
+    """Tokens and samples per second, where the user gave their number per step."""
+
     tokens_per_step: int | None
     tokens_per_s: float | None
     tokens_per_s_per_gpu: float | None
@@ -97,8 +122,8 @@ class Throughput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What a step takes of the cluster; money only where a price is known."""
+class RunCost:
+    """The GPU-hours of a step; money only where a price is known."""
 
     gpu_hours_per_step: float
     gpu_hours_per_1000_steps: float
@@ -110,7 +135,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """What the rehearsal itself took, and how many seconds of GPUs a second of a core stood in for."""
+    """What the rehearsal itself took, and how many GPU-seconds it simulated per core-second."""
 
     capture_wall_seconds: float
     capture_core_seconds: float
@@ -121,193 +146,166 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The figures of a run; `capture` holds what the trace alone says (classes, calls, host waits, notes)."""
+class Timing:
+    """The figures that need a timeline."""
+
+    step_seconds: float
+    breakdown: TimeBreakdown
+    efficiency: RunEfficiency
+    throughput: Throughput | None
+    tiers: tuple[TierLoad, ...]
+    transactions: tuple[TransactionSizes, ...]
+    cost: RunCost
+    basis: dict[str, float]
+    """Shares of the compute time that rest on measured, fitted and nominal numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The figures of a run; `capture` holds those of the trace alone (classes, calls, host waits, notes).
+
+    `timing` is None if the step time could not be computed; `findings` then explain why, and `progress` shows how far
+    each captured class got.
+    """
 
     command: tuple[str, ...]
     world_size: int
-    step_seconds: float
     cluster: ClusterSummary
-    breakdown: dict[str, RankTimes]
-    efficiency: Efficiency
-    throughput: Throughput | None
+    timing: Timing | None
     memory: tuple[ClassMemory, ...]
-    tiers: tuple[TierLoad, ...]
-    transactions: tuple[TransactionSizes, ...]
-    cost: Cost
-    basis: dict[str, float]
-    what_if: dict[str, Any]
     effort: Effort
-    capture: Summary
+    capture: CaptureSummary
+    inputs: UserInputs = UserInputs()
+    what_if: WhatIf = field(default_factory=WhatIf)
+    findings: tuple[Finding, ...] = ()
+    progress: tuple[RankProgress, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Dictionaries, lists, texts and numbers, ready for JSON."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name != "capture"}
-        body = {name: _plain(value) for name, value in plain.items()}
-        return {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "sandtable": __version__,
-            **body,
-            "capture": self.capture.to_dict(),
-        }
+    @property
+    def step_seconds(self) -> float:
+        """The duration of a step. Raises ReportError with the findings if it could not be computed."""
+        return self.require_timing().step_seconds
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether the run has no step time, or would fail on the real cluster."""
+        return self.timing is None or any(finding.severity is Severity.ERROR for finding in self.findings)
 
-def summarise_run(trace: Trace, timeline: Timeline, asked: Asked | None = None) -> RunSummary:
-    """Adds up what a trace and its timeline say."""
-    asked = asked or Asked()
-    efficiency = measure_efficiency(trace, timeline)
-    seconds = timeline.step_ns / NS_PER_S
-    return RunSummary(
-        command=trace.command,
-        world_size=trace.world_size,
-        step_seconds=seconds,
-        cluster=_cluster(trace, timeline, efficiency.dtype, asked),
-        breakdown=break_down(timeline),
-        efficiency=efficiency,
-        throughput=_throughput(asked, seconds, trace.world_size),
-        memory=tuple(
-            ClassMemory(
-                representative=each.representative,
-                num_ranks=each.size,
-                ranks=format_ranks(each.ranks),
-                use=memory_use(trace.rank(each.representative)),
+    def require_timing(self) -> Timing:
+        """Return `timing`, or raise a ReportError with the findings if there is none."""
+        if self.timing is None:
+            reasons = "\n".join(map(str, self.findings)) or "capture the run with --ranks auto or --ranks all"
+            raise ReportError(
+                f"a run must reach the end of a step to have a step time, but this one did not: {reasons}"
             )
-            for each in trace.classes
-        ),
-        tiers=load_tiers(timeline),
-        transactions=size_transactions(timeline),
-        cost=_cost(asked, timeline, seconds, trace.world_size),
-        basis=dict(timeline.basis),
-        what_if=dict(asked.what_if),
-        effort=_effort(asked, trace, seconds),
-        capture=summarise(trace),
-    )
+        return self.timing
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the summary as dictionaries, lists, texts and numbers, ready for JSON."""
+        timing = dict.fromkeys(_TIMING_KEYS) if self.timing is None else _plain(self.timing)
+        own = {name: _plain(getattr(self, name)) for name in _OWN_KEYS}
+        own["what_if"] = {name: value for name, value in own["what_if"].items() if value}
+        own["capture"] = self.capture.to_dict()
+        body = timing | own
+        head: dict[str, object] = {"schema": SCHEMA, "version": VERSION, "sandtable": __version__}
+        return head | {name: body[name] for name in _JSON_KEYS}
+
+    def to_json(self) -> str:
+        """Return the content of `summary.json`; the same figures give the same bytes."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the text") -> "Summary":
+        """Return the summary that `to_json` wrote; `source` names it in error messages."""
+        data = _parse(text, source)
+        if data.get("schema") != SCHEMA:
+            raise _damaged(source, f"its schema is not {SCHEMA}")
+        if data.get("version") != VERSION:
+            raise ReportError(
+                f"the version of a summary must be {VERSION}, but {source} has {data.get('version')}; "
+                "delete it, then run `sandtable report` on the run's directory"
+            )
+        from pydantic import TypeAdapter, ValidationError
+
+        own = {name: value for name, value in data.items() if name in _OWN_KEYS}
+        timed = {name: value for name, value in data.items() if name in _TIMING_KEYS}
+        own["timing"] = None if timed.get("step_seconds") is None else timed
+        try:
+            return TypeAdapter(cls).validate_python(own)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise _damaged(source, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        except (ReportError, WhatIfError) as error:
+            raise _damaged(source, str(error)) from error
 
 
-def save_summary(summary: RunSummary, path: Path) -> None:
-    """Writes `summary.json`; the same figures give the same bytes."""
-    path.write_text(json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+_TIMING_KEYS = tuple(item.name for item in fields(Timing))
+_OWN_KEYS = tuple(item.name for item in fields(Summary) if item.name != "timing")
+_JSON_KEYS = (
+    "command",
+    "world_size",
+    "step_seconds",
+    "cluster",
+    "breakdown",
+    "efficiency",
+    "throughput",
+    "memory",
+    "tiers",
+    "transactions",
+    "cost",
+    "basis",
+    "inputs",
+    "what_if",
+    "findings",
+    "progress",
+    "effort",
+    "capture",
+)
+"""The order of the keys in the file, answers first."""
 
 
-def load_summary(path: Path) -> dict[str, Any]:
-    """Reads what `save_summary` wrote, from the file or from its directory."""
+def save_summary(summary: Summary, path: Path) -> None:
+    """Write a summary; an earlier file stays whole until the new one is complete."""
+    with replacing(path) as temporary:
+        temporary.write_text(summary.to_json(), encoding="utf-8")
+
+
+def load_summary(path: Path) -> Summary:
+    """Read what `save_summary` wrote, given the file or its directory."""
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ReportError(
-            f"a run to report on must have a {FILE_NAME}, but {path} cannot be read ({error}); "
+            f"a run to report on must have a {FILE_NAME}, but {path} cannot be read ({reason}); "
             "give a directory that `sandtable run --out` wrote"
         ) from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA or data.get("version") != VERSION:
-        found = data.get("version") if isinstance(data, dict) else None
-        raise ReportError(
-            f"the version of a summary must be {VERSION}, but {path} has {found}; "
-            "write it again with `sandtable report` on the run's directory"
-        )
+    return Summary.from_json(text, source=str(path))
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not a finite number")
+
+    try:
+        data = json.loads(text, parse_constant=refuse)
+    except ValueError as error:
+        raise _damaged(source, str(error)) from error
+    if not isinstance(data, dict):
+        raise _damaged(source, "it is not an object")
     return data
 
 
-def _cluster(trace: Trace, timeline: Timeline, dtype: str, asked: Asked) -> ClusterSummary:
-    cluster, topology = timeline.cluster, timeline.topology
-    numbers = np.bincount(topology.device_index, minlength=len(topology.devices)).tolist()
-    return ClusterSummary(
-        name=cluster.name,
-        asked=asked.cluster or cluster.name,
-        title=cluster.title,
-        num_nodes=cluster.num_nodes,
-        ranks_per_node=trace.ranks_per_node,
-        devices=tuple(
-            DeviceSummary(
-                name=device.name,
-                num_ranks=number,
-                memory_bytes=device.memory_bytes,
-                peak_flops_per_s=peak_of(device, dtype),
-            )
-            for number, device in zip(numbers, topology.devices, strict=True)
-        ),
-        links=tuple(_origins(cluster)),
-    )
-
-
-def _origins(cluster: Any) -> list[LinkOrigin]:
-    """Of each kind of link that the cluster's description has, once."""
-    found: dict[LinkOrigin, None] = {}
-
-    def add(kind: str, part: Any, bandwidth: float) -> None:
-        if part.origin is not None:
-            origin = part.origin
-            row = LinkOrigin(
-                kind=kind, bandwidth_bytes_per_s=bandwidth or None, source=origin.source, status=origin.status
-            )
-            found[row] = None
-
-    for group in getattr(cluster, "groups", ()):
-        add(group.kind.scale_up.kind, group.kind.scale_up, group.kind.scale_up.bandwidth_bytes_per_s)
-        add("nic", group.kind.nics, group.kind.nics.bandwidth_bytes_per_s)
-    fabric = getattr(cluster, "fabric", None)
-    for tier in fabric.tiers if fabric else ():
-        add("switch", tier, tier.uplink_bytes_per_s)
-    for site in fabric.sites if fabric else ():
-        add("site", site, site.bandwidth_bytes_per_s)
-    return list(found)
-
-
-def _throughput(asked: Asked, seconds: float, world_size: int) -> Throughput | None:
-    tokens, samples = asked.tokens_per_step, asked.samples_per_step
-    if not seconds or (tokens is None and samples is None):
-        return None
-    return Throughput(
-        tokens_per_step=tokens,
-        tokens_per_s=tokens / seconds if tokens is not None else None,
-        tokens_per_s_per_gpu=tokens / seconds / world_size if tokens is not None else None,
-        samples_per_step=samples,
-        samples_per_s=samples / seconds if samples is not None else None,
-    )
-
-
-def _cost(asked: Asked, timeline: Timeline, seconds: float, world_size: int) -> Cost:
-    """Whole nodes are paid for, so a node's price is divided among the ranks it has."""
-    hours = seconds * world_size / _S_PER_HOUR
-    price, source = asked.usd_per_gpu_hour, "given"
-    if price is None:
-        price, source = _catalogue_price(timeline, world_size)
-    return Cost(
-        gpu_hours_per_step=hours,
-        gpu_hours_per_1000_steps=1000 * hours,
-        usd_per_gpu_hour=price,
-        usd_per_step=None if price is None else price * hours,
-        usd_per_1000_steps=None if price is None else 1000 * price * hours,
-        price_source=source,
-    )
-
-
-def _catalogue_price(timeline: Timeline, world_size: int) -> tuple[float | None, str]:
-    topology = timeline.topology
-    kinds = [timeline.cluster.kind_of(int(node)) for node in np.unique(topology.node_of)]
-    prices = [kind.price for kind in kinds]
-    if not prices or any(price is None for price in prices):
-        return None, ""
-    sources = dict.fromkeys(price.origin.source for price in prices)
-    return sum(price.usd_per_node_hour for price in prices) / world_size, "; ".join(sources)
-
-
-def _effort(asked: Asked, trace: Trace, seconds: float) -> Effort:
-    core = trace.core_seconds + asked.simulation_core_seconds
-    return Effort(
-        capture_wall_seconds=trace.wall_seconds,
-        capture_core_seconds=trace.core_seconds,
-        simulation_wall_seconds=asked.simulation_wall_seconds,
-        simulation_core_seconds=asked.simulation_core_seconds,
-        peak_rss_bytes=trace.peak_rss_bytes,
-        gpu_seconds_per_core_second=seconds * trace.world_size / core if core else None,
+def _damaged(source: str, reason: str) -> ReportError:
+    return ReportError(
+        f"a summary must be what `sandtable run` wrote, but {source} is damaged ({reason}); "
+        "delete it, then run `sandtable report` on the run's directory"
     )
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

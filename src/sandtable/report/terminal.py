@@ -1,14 +1,16 @@
-"""The summary of a run on a terminal."""
+"""The summary of a capture on a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from sandtable.trace import ClassSummary, Summary
+from sandtable.report.source_lines import shorten_path
+from sandtable.trace import CaptureSummary, ClassSummary, NoteSummary
 from sandtable.units import format_bytes, format_count, format_flops, format_seconds
 
 __all__ = ["print_notes", "print_summary"]
@@ -18,25 +20,25 @@ _MAX_NOTES = 8
 _MAX_SYNCS = 5
 
 
-def print_summary(summary: Summary, console: Console, *, saved: Path | None = None) -> None:
-    """Print it: the job, its classes of ranks, what one rank of each communicates, where hosts wait, and notes."""
+def print_summary(summary: CaptureSummary, console: Console, *, saved: Path | None = None) -> None:
+    """Print the job, its classes of ranks, the traffic of one rank of each, where hosts wait, and notes."""
     _print_job(summary, console)
     console.print(Padding(_class_table(summary), (1, 0, 0, 0)))
     if any(row.traffic for row in summary.classes):
         console.print(Padding(_traffic_table(summary), (1, 0, 0, 0)))
     _print_syncs(summary, console)
-    print_notes(summary, console)
+    print_notes(summary.notes, console)
     if saved is not None:
         console.print(f"\n[dim]trace[/dim] {saved}", highlight=False)
 
 
-def _print_job(summary: Summary, console: Console) -> None:
+def _print_job(summary: CaptureSummary, console: Console) -> None:
     ran = len(summary.captured_ranks)
-    step = f"{format_flops(summary.flops_per_step)} a step" if summary.num_steps else "no optimizer step"
+    step = f"{format_flops(summary.flops_per_step)} per step" if summary.num_steps else "no optimizer step"
     console.print(
-        f"\n[bold]{summary.world_size:,} ranks[/bold] on {summary.cluster}, {summary.gpus_per_node} GPUs a node: "
+        f"\n[bold]{summary.world_size:,} ranks[/bold] on {summary.cluster}, {summary.gpus_per_node} GPUs per node: "
         f"{_plural(len(summary.classes), 'class', 'classes')} of equal ranks, "
-        f"{_plural(ran, 'rank', 'ranks')} really run",
+        f"{_plural(ran, 'rank', 'ranks')} captured",
         highlight=False,
     )
     console.print(
@@ -46,12 +48,12 @@ def _print_job(summary: Summary, console: Console) -> None:
     )
     console.print(
         f"captured in {format_seconds(summary.wall_seconds)}, {format_seconds(summary.core_seconds)} of core time, "
-        f"{format_bytes(summary.peak_rss_bytes)} of memory at most",
+        f"at most {format_bytes(summary.peak_rss_bytes)} of memory",
         highlight=False,
     )
 
 
-def _class_table(summary: Summary) -> Table:
+def _class_table(summary: CaptureSummary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
     table.add_column("ranks", no_wrap=True)
     for name in ("", "ops/step", "FLOPs/step", "allocated", "reserved", "of card"):
@@ -79,53 +81,47 @@ def _class_cells(row: ClassSummary) -> tuple[str, ...]:
     )
 
 
-def _traffic_table(summary: Summary) -> Table:
+def _traffic_table(summary: CaptureSummary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("a rank's step", no_wrap=True)
+    table.add_column("per step and rank", no_wrap=True)
     table.add_column("group", no_wrap=True)
     for name in ("calls", "bytes in", "bytes out"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("on", no_wrap=True)
     rows: dict[tuple[str, str, int, int, int, int], list[str]] = {}
-    for each in summary.classes:
-        for t in each.traffic:
-            key = (t.op, t.group_name, t.group_size, t.num_calls, t.bytes_in, t.bytes_out)
-            rows.setdefault(key, []).append(str(each.representative))
-    for (op, name, size, calls, given, got), who in list(rows.items())[:_MAX_CLASSES]:
-        everyone = len(who) == len(summary.classes)
-        ranks = "all" if everyone else f"rank {who[0]}" + (f", {len(who) - 1} more" if who[1:] else "")
-        table.add_row(op, f"{name}, {size}", f"{calls:,}", format_bytes(given), format_bytes(got), ranks)
+    for rank_class in summary.classes:
+        for row in rank_class.traffic:
+            key = (row.op, row.group_name, row.group_size, row.num_calls, row.bytes_in, row.bytes_out)
+            rows.setdefault(key, []).append(str(rank_class.representative))
+    for (op, name, size, calls, bytes_in, bytes_out), ranks in list(rows.items())[:_MAX_CLASSES]:
+        is_all = len(ranks) == len(summary.classes)
+        shown = "all" if is_all else f"rank {ranks[0]}" + (f", {len(ranks) - 1} more" if ranks[1:] else "")
+        table.add_row(op, f"{name}, {size}", f"{calls:,}", format_bytes(bytes_in), format_bytes(bytes_out), shown)
     if len(rows) > _MAX_CLASSES:
         table.add_row(f"... {len(rows) - _MAX_CLASSES} more", "", "", "", "", "")
     return table
 
 
-def _print_syncs(summary: Summary, console: Console) -> None:
+def _print_syncs(summary: CaptureSummary, console: Console) -> None:
     if not summary.sync_points:
         return
     console.print("\n[dim]hosts wait for their device at[/dim]")
     for point in summary.sync_points[:_MAX_SYNCS]:
-        place = f"{_short(point.file)}:{point.line} ({point.function})"
-        often = f"{_plural(point.num_syncs, 'time', 'times')} on {_plural(point.num_ranks, 'rank', 'ranks')}"
-        console.print(f"  {place}: {point.kind.lower()}, {often}", highlight=False, markup=False)
+        place = f"{shorten_path(point.file)}:{point.line} ({point.function})"
+        count = f"{_plural(point.num_syncs, 'time', 'times')} on {_plural(point.num_ranks, 'rank', 'ranks')}"
+        console.print(f"  {place}: {point.kind.lower()}, {count}", highlight=False, markup=False)
 
 
-def print_notes(summary: Summary, console: Console, *, max_notes: int = _MAX_NOTES) -> None:
-    """What the user should know about the capture."""
-    if not summary.notes:
+def print_notes(notes: Sequence[NoteSummary], console: Console, *, max_notes: int = _MAX_NOTES) -> None:
+    """Print what the user should know about the capture."""
+    if not notes:
         return
     console.print("\n[dim]notes[/dim]")
-    for note in summary.notes[:max_notes]:
-        where = f" ({_short(note.file)}:{note.line})" if note.file else ""
-        console.print(f"  {note.kind}: {note.text}{where}", highlight=False, markup=False)
-    if len(summary.notes) > max_notes:
-        console.print(f"  ... {len(summary.notes) - max_notes} more in the trace", highlight=False)
-
-
-def _short(file: str) -> str:
-    """Relative to where we are, if it is below."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    for note in notes[:max_notes]:
+        place = f" ({shorten_path(note.file)}:{note.line})" if note.file else ""
+        console.print(f"  {note.kind}: {note.text}{place}", highlight=False, markup=False)
+    if len(notes) > max_notes:
+        console.print(f"  ... {len(notes) - max_notes} more in the trace", highlight=False)
 
 
 def _plural(count: int, one: str, many: str) -> str:

@@ -1,23 +1,23 @@
-"""Times: where a step goes, for the ranks worth looking at and on average."""
+"""Times: where a step goes, on selected ranks and on average."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from sandtable.report.needs import Actor, Breakdown, Timeline
+from sandtable.engine.breakdown import Breakdown
+from sandtable.engine.timeline import Actor, Timeline
 from sandtable.units import NS_PER_S
 
-__all__ = ["PARTS", "Parts", "RankTimes", "break_down", "parts_of"]
+__all__ = ["PARTS", "Parts", "RankTimes", "TimeBreakdown", "break_down", "parts_of"]
 
 PARTS = ("forward", "backward", "recompute", "optimizer", "communication", "bubble", "straggler", "host", "input")
-"""What a step is made of, in the order in which it is drawn; `other` closes the list."""
+"""The parts of a step in drawing order; `other` follows as the last."""
 
 _OWN_WORK = ("forward", "backward", "recompute", "optimizer", "host", "input", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Seconds of one step; everything together is the step. `communication` is what no compute hides, by axis."""
+    """Seconds of one step, which add up to it. `communication` is the exposed part, by axis."""
 
     forward: float
     backward: float
@@ -29,13 +29,10 @@ class Parts:
     straggler: float
     """Waiting for the last member of a collective."""
     host: float
-    """The device is idle because the host has not issued anything."""
+    """The device is idle because the host has issued nothing."""
     input: float
     """Waiting for data to be copied to the device."""
     other: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def total(self) -> float:
@@ -45,37 +42,49 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """The parts of a rank's step, and of how many ranks they are true. `rank` is None for a mean."""
+    """The parts of a rank's step, and how many ranks share them. `rank` is None for a mean."""
 
     rank: int | None
     num_ranks: int
     parts: Parts
 
 
-def break_down(timeline: Timeline) -> dict[str, RankTimes]:
-    """The slowest rank (most time not spent waiting for others), the median and the first one, and the mean of all."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """Where the step goes on the slowest rank (least waiting for others), the median rank, rank 0, and on average."""
+
+    slowest: RankTimes
+    median: RankTimes
+    first: RankTimes
+    mean: RankTimes
+
+
+def break_down(timeline: Timeline) -> TimeBreakdown:
+    """Return where the step goes on selected ranks, and on average."""
     rows = [(actor, parts_of(timeline.breakdown(actor.representative))) for actor in timeline.actors]
-    if not rows:
-        return {}
     by_work = sorted(rows, key=lambda row: (_own_work(row[1]), -row[0].representative))
-    first = next((row for row in rows if 0 in row[0].ranks), rows[0])
-    chosen = {"slowest": by_work[-1], "median": _middle(by_work), "first": first}
-    found = {
-        name: RankTimes(rank=0 if name == "first" else actor.representative, num_ranks=len(actor.ranks), parts=parts)
-        for name, (actor, parts) in chosen.items()
-    }
-    return found | {"mean": RankTimes(rank=None, num_ranks=sum(len(a.ranks) for a, _ in rows), parts=_mean(rows))}
+    first_actor, first_parts = next(row for row in rows if 0 in row[0].ranks)
+    return TimeBreakdown(
+        slowest=_times(*by_work[-1]),
+        median=_times(*_middle(by_work)),
+        first=RankTimes(rank=0, num_ranks=len(first_actor.ranks), parts=first_parts),
+        mean=RankTimes(rank=None, num_ranks=sum(len(actor.ranks) for actor, _ in rows), parts=_mean(rows)),
+    )
 
 
 def parts_of(breakdown: Breakdown) -> Parts:
-    """The same in seconds."""
+    """Return a breakdown in seconds."""
     seconds = {name: getattr(breakdown, name) / NS_PER_S for name in (*PARTS, "other") if name != "communication"}
     axes: Mapping[str, int] = breakdown.communication
     return Parts(communication={axis: ns / NS_PER_S for axis, ns in sorted(axes.items()) if ns}, **seconds)
 
 
+def _times(actor: Actor, parts: Parts) -> RankTimes:
+    return RankTimes(rank=actor.representative, num_ranks=len(actor.ranks), parts=parts)
+
+
 def _own_work(parts: Parts) -> float:
-    """Time that the rank itself needs: what others wait for."""
+    """Return the time that the rank itself needs: others wait for it."""
     return float(sum(getattr(parts, name) for name in _OWN_WORK))
 
 

@@ -1,11 +1,11 @@
-"""Traffic: how full each tier of links is, and how large the messages are."""
+"""Traffic: the utilisation of each tier of links, and the sizes of the messages."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from sandtable.report.needs import Timeline, Transaction
+from sandtable.engine.timeline import Timeline, Transaction
 
 __all__ = ["Bin", "BusyLink", "TierLoad", "TransactionSizes", "load_tiers", "size_transactions"]
 
@@ -14,7 +14,7 @@ NUM_BUSIEST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyLink:
-    """One link over the step: `utilisation` is bytes carried against bytes that it could carry in that time."""
+    """One link over the step: `utilisation` is the bytes it carried divided by the bytes it could have carried."""
 
     name: str
     tier: str
@@ -25,7 +25,7 @@ class BusyLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierLoad:
-    """All links of one tier over the step, and the fullest of them by name. Each direction is a link of its own."""
+    """All links of one tier over the step, and the fullest by name. Each direction is a separate link."""
 
     tier: str
     title: str
@@ -41,7 +41,7 @@ class TierLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """Calls whose size is at least `from_bytes` and below `to_bytes`, on all ranks, in one step."""
+    """Calls of at least `from_bytes` and less than `to_bytes`, on all ranks, in one step."""
 
     from_bytes: int
     to_bytes: int
@@ -58,12 +58,12 @@ class TransactionSizes:
     count: int
     bytes: int
     algorithms: dict[str, int]
-    """How the calls are carried out (ring, tree, ...; and the protocol), and how many of them."""
+    """The number of calls per algorithm (ring, tree, ...) and protocol."""
     bins: tuple[Bin, ...]
 
 
 def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
-    """One row a tier, from the GPUs outwards."""
+    """Return one row per tier, from the GPUs outwards."""
     topology, loads = timeline.topology, timeline.link_loads
     used, carried = loads.utilisation, loads.bytes_carried
     rows = []
@@ -101,18 +101,18 @@ def load_tiers(timeline: Timeline) -> tuple[TierLoad, ...]:
 
 
 def size_transactions(timeline: Timeline) -> tuple[TransactionSizes, ...]:
-    """Counts of all ranks together, the collective that moves most first.
+    """Count the calls of all ranks; the collective that moves most bytes comes first.
 
-    Ranks of one class make the same calls, so one of each is asked, however many actors a class has.
+    Ranks of one class make the same calls, so the representative is counted once per rank of its class.
     """
-    found: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
+    tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     num_ranks: Counter[int] = Counter()
     for actor in timeline.actors:
         num_ranks[actor.rank_class.representative] += len(actor.ranks)
     for representative, times in num_ranks.items():
         for row in timeline.transactions(representative):
-            found[row.op, row.axis].add(row, times=times)
-    rows = [tally.sizes(op, axis) for (op, axis), tally in found.items()]
+            tallies[row.op, row.axis].add(row, times=times)
+    rows = [tally.sizes(op, axis) for (op, axis), tally in tallies.items()]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.op, row.axis)))
 
 

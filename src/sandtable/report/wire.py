@@ -1,8 +1,8 @@
 """Wire: the few parts of the protocol-buffer format that a Chakra trace needs, written by hand.
 
-A message is a row of fields; a field is its number and wire type in one varint (`number << 3 | type`), then a varint
-(type 0) or a length and that many bytes (type 2). A dependency on protobuf and a generated module would weigh more than
-these lines, and tie the installation to a version of both.
+A message is a sequence of fields. A field is its number and wire type in one varint (`number << 3 | type`), then a
+varint (type 0) or a length and that many bytes (type 2). These lines weigh less than a dependency on protobuf and a
+generated module, which would tie the installation to a version of both.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow. Negative numbers in 64 bits."""
+    """Encode an integer with seven bits per byte, lowest first; the top bit marks that more follow."""
     value &= (1 << 64) - 1
     encoded = bytearray()
     while value > 0x7F:
@@ -24,25 +24,26 @@ def varint(value: int) -> bytes:
 
 
 def integer_field(number: int, value: int) -> bytes:
-    """An integer, enum or bool."""
+    """Encode an integer, enum or bool."""
     return varint(number << 3 | _VARINT) + varint(value)
 
 
 def bytes_field(number: int, content: bytes) -> bytes:
-    """Bytes, or a message inside a message."""
+    """Encode bytes, or a message inside a message."""
     return varint(number << 3 | _BYTES) + varint(len(content)) + content
 
 
 def text_field(number: int, text: str) -> bytes:
+    """Encode text as UTF-8."""
     return bytes_field(number, text.encode())
 
 
 def packed_field(number: int, values: Iterable[int]) -> bytes:
-    """A repeated integer; nothing at all if there are none."""
+    """Encode a repeated integer; no values give no bytes."""
     content = b"".join(map(varint, values))
     return bytes_field(number, content) if content else b""
 
 
 def delimited(message: bytes) -> bytes:
-    """A message in a stream of messages: its length, then itself."""
+    """Encode a message in a stream of messages: its length, then itself."""
     return varint(len(message)) + message

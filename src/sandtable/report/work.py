@@ -1,7 +1,7 @@
-"""Work: the FLOPs of a step, and how much of the devices' peak they are.
+"""Work: the FLOPs of a step, and their share of the devices' peak.
 
-MFU counts what the model asks for; HFU also counts what is computed a second time to save memory (recomputation). Both
-are shares of the peak that the matrix units have for the number type in which most of the products are done.
+MFU counts the FLOPs of the model; HFU also counts recomputation, which saves memory. Both are shares of the peak of the
+matrix units in the number type of most products.
 """
 
 from collections import Counter
@@ -9,66 +9,78 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sandtable.cluster.device import Device
-from sandtable.report.needs import Timeline
+from sandtable.cluster import Device, Topology
 from sandtable.trace import Kind, Phase, RankView, Trace, flops
-from sandtable.units import NS_PER_S
 
-__all__ = ["Efficiency", "measure_efficiency"]
+__all__ = ["RunEfficiency", "Work", "count_work", "measure_efficiency", "peak_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
+class Work:
+    """FLOPs of the whole job in one step, without and with recomputation, and the number type of most of them."""
+
+    model_flops: int
+    hardware_flops: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEfficiency:
     """FLOPs of the whole job in one step; `mfu` and `hfu` are None where no peak is known for the number type."""
 
     model_flops: int
     hardware_flops: int
     dtype: str
     peak_flops_per_s: int
-    """Of all devices together."""
+    """The sum over all devices."""
     mfu: float | None
     hfu: float | None
     model_flops_per_s_per_device: float
 
 
-def measure_efficiency(trace: Trace, timeline: Timeline) -> Efficiency:
-    """Adds up one step of every class."""
+def count_work(trace: Trace) -> Work:
+    """Add up the last step of every class; all records of a rank that completed no step."""
     work: Counter[tuple[str, bool]] = Counter()
     known: dict[int, tuple[int, str]] = {}
-    for each in trace.classes:
-        for key, count in _work_of(trace.rank(each.representative), known).items():
-            work[key] += count * each.size
-    hardware = sum(work.values())
-    model = sum(count for (_, is_again), count in work.items() if not is_again)
-    dtype = _dominant(work)
-    peak = _peak(timeline, dtype)
-    seconds = timeline.step_ns / NS_PER_S
-    possible = peak * seconds
-    return Efficiency(
-        model_flops=model,
-        hardware_flops=hardware,
-        dtype=dtype,
+    for rank_class in trace.classes:
+        for key, count in _work_of(trace.rank(rank_class.representative), known).items():
+            work[key] += count * rank_class.size
+    return Work(
+        model_flops=sum(count for (_, is_again), count in work.items() if not is_again),
+        hardware_flops=sum(work.values()),
+        dtype=_dominant(work),
+    )
+
+
+def measure_efficiency(work: Work, topology: Topology, *, step_seconds: float) -> RunEfficiency:
+    """Compare the work of a step with the peak of all devices."""
+    peak = _peak(topology, work.dtype)
+    possible = peak * step_seconds
+    return RunEfficiency(
+        model_flops=work.model_flops,
+        hardware_flops=work.hardware_flops,
+        dtype=work.dtype,
         peak_flops_per_s=peak,
-        mfu=model / possible if possible else None,
-        hfu=hardware / possible if possible else None,
-        model_flops_per_s_per_device=model / seconds / trace.world_size if seconds else 0.0,
+        mfu=work.model_flops / possible if possible else None,
+        hfu=work.hardware_flops / possible if possible else None,
+        model_flops_per_s_per_device=work.model_flops / step_seconds / topology.num_ranks if step_seconds else 0.0,
     )
 
 
 def peak_of(device: Device, dtype: str) -> int:
-    """The dense peak of a device in `dtype`: of its matrix units, or of the ordinary lanes if those cannot."""
+    """Return the dense peak of a device in `dtype`: of its matrix units, else of its vector units."""
     name = "float8" if dtype.startswith("float8") else dtype
     return int(getattr(device.matmul, name, 0) or getattr(device.vector, name, 0))
 
 
 def _work_of(view: RankView, known: dict[int, tuple[int, str]]) -> Counter[tuple[str, bool]]:
-    """FLOPs of the rank's last step by number type, and whether they are recomputation."""
+    """Return the FLOPs of the rank's last step, by number type and whether they are recomputation."""
     steps, records = view.step_slices(), view.records
     span = steps[-1] if steps else slice(0, len(records))
     operators = records.kind[span] == Kind.OPERATOR
     refs = records.ref[span][operators].astype(np.int64)
     codes, counts = np.unique(2 * refs + (records.phase[span][operators] == Phase.RECOMPUTE), return_counts=True)
-    found: Counter[tuple[str, bool]] = Counter()
+    work: Counter[tuple[str, bool]] = Counter()
     for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
         ref, is_again = divmod(code, 2)
         if ref not in known:
@@ -76,12 +88,12 @@ def _work_of(view: RankView, known: dict[int, tuple[int, str]]) -> Counter[tuple
             known[ref] = flops(signature), _dtype(signature.inputs)
         num_flops, dtype = known[ref]
         if num_flops:
-            found[dtype, bool(is_again)] += num_flops * count
-    return found
+            work[dtype, bool(is_again)] += num_flops * count
+    return work
 
 
 def _dtype(inputs: tuple[object, ...]) -> str:
-    """The number type of a product: that of its last input (the first may be a bias or a sum kept in another type)."""
+    """Return the number type of a product: that of its last input, since the first may be a bias in another type."""
     return str(getattr(inputs[-1], "dtype", "")) if inputs else ""
 
 
@@ -92,7 +104,6 @@ def _dominant(work: Counter[tuple[str, bool]]) -> str:
     return by_dtype.most_common(1)[0][0] if by_dtype else ""
 
 
-def _peak(timeline: Timeline, dtype: str) -> int:
-    topology = timeline.topology
+def _peak(topology: Topology, dtype: str) -> int:
     numbers = np.bincount(topology.device_index, minlength=len(topology.devices)).tolist()
     return sum(number * peak_of(device, dtype) for number, device in zip(numbers, topology.devices, strict=True))

@@ -3,28 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandtable.study.results import Run
+from sandtable.study.results import StudyRun
 
-__all__ = ["Row", "compare"]
+__all__ = ["ComparisonRow", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run beside the first, the yardstick."""
+class ComparisonRow:
+    """One run compared with the first, the baseline."""
 
-    run: Run
+    run: StudyRun
     points: float
-    """Accuracy less the first's, in points of a hundred."""
+    """Accuracy minus the baseline's, in percentage points."""
     communication_less: float
-    """How many times less communication time than the first; infinity: it had none."""
+    """How many times less communication time than the baseline; infinity if it had none."""
     speed_up: float
-    """How many times sooner the same epochs were done."""
+    """How many times faster the same epochs were done."""
     sooner_to_first: float | None
-    """How many times sooner it reached the accuracy the first ended with, less a point; None: it never did."""
+    """How many times faster it reached the baseline's final accuracy minus one point; None if it never did."""
 
 
-def compare(runs: Sequence[Run]) -> list[Row]:
-    """A row for each run, in their order; the first is the yardstick."""
+def compare(runs: Sequence[StudyRun]) -> list[ComparisonRow]:
+    """Return a row per run, in their order; the first is the baseline."""
     if not runs:
         return []
     first = runs[0]
@@ -34,7 +34,7 @@ def compare(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         reached_s = seconds_to(run, goal)
         rows.append(
-            Row(
+            ComparisonRow(
                 run=run,
                 points=100 * (run.accuracy - first.accuracy),
                 communication_less=_ratio(first.communication_s, run.communication_s),
@@ -45,8 +45,8 @@ def compare(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def seconds_to(run: Run, accuracy: float) -> float | None:
-    """Seconds of the training clock until an epoch ended with that accuracy."""
+def seconds_to(run: StudyRun, accuracy: float) -> float | None:
+    """Return the training time until an epoch ended with that accuracy; None if none did."""
     seconds = 0.0
     for epoch in run.epochs:
         seconds += epoch.seconds

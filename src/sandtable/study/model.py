@@ -6,14 +6,14 @@ from torch import nn
 __all__ = ["build_model"]
 
 _WIDTHS = {"small-cnn": (32, 64, 128), "tiny-cnn": (4, 8, 16)}
-"""Channels of the two convolutions and units of the first dense layer."""
+"""Channels of the two convolutions, and units of the first dense layer."""
 
 
 def build_model(name: str, *, shape: tuple[int, int, int], num_classes: int, seed: int) -> nn.Module:
-    """A network for images of `shape` (channels, height, width), its weights drawn from `seed`.
+    """Build a network for images of `shape` (channels, height, width), with weights drawn from `seed`.
 
-    `small-cnn` on CIFAR-10: 896 + 18,496 + 524,416 + 1,290 = 545,098 parameters, 6.1 million multiplications an image.
-    Pooling before ReLU gives the same values as after it, for a quarter of the ReLU's work.
+    `small-cnn` on CIFAR-10: 896 + 18,496 + 524,416 + 1,290 = 545,098 parameters, 6.1 million multiplications per image.
+    Pooling before ReLU gives the same values as after it, with a quarter of the ReLU's work.
     """
     first, second, hidden = _WIDTHS[name]
     channels, height, width = shape

@@ -1,4 +1,4 @@
-"""The plots of a study: accuracy by epoch and by time, where time goes, and what a byte buys."""
+"""Plots of a study: accuracy by epoch and by time, where the time goes, and bytes against accuracy."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandtable.errors import StudyError
-from sandtable.study.comparison import Row
-from sandtable.study.results import Run
+from sandtable.study.comparison import ComparisonRow
+from sandtable.study.results import StudyRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "draw", "write_plots"]
+__all__ = ["PLOTS", "draw", "require_matplotlib", "write_plots"]
 
 _COLOURS = (
     "#0072b2",
@@ -27,9 +27,9 @@ _COLOURS = (
     "#9b2d3a",
     "#b8a800",
 )
-"""Told apart by most eyes, on white and on black."""
-_MARKS = ("o", "s", "^", "D", "v", "P", "X")
-"""When colours have run out they begin again with the next of these."""
+"""Distinguishable to most eyes, on white and on black."""
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""When the colours run out, they start again with the next marker."""
 
 _THEMES: Mapping[str, Mapping[str, str]] = {
     "light": {"page": "#ffffff", "ink": "#16202c", "line": "#dfe4ea"},
@@ -40,8 +40,8 @@ _INCHES = (8.0, 5.5)
 _DOTS_PER_INCH = 120
 
 
-def write_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """One PNG for each plot."""
+def write_plots(rows: Sequence[ComparisonRow], folder: Path) -> list[Path]:
+    """Write one PNG per plot."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name in PLOTS:
@@ -51,9 +51,9 @@ def write_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     return files
 
 
-def draw(name: str, rows: Sequence[Row], *, theme: str) -> bytes:
-    """One plot as PNG, in the colours of a light or a dark page."""
-    matplotlib = _matplotlib()
+def draw(name: str, rows: Sequence[ComparisonRow], *, theme: str) -> bytes:
+    """Draw one plot as PNG, in the colours of a light or a dark page."""
+    matplotlib = require_matplotlib()
     colours = _THEMES[theme]
     style = {
         "font.size": 10,
@@ -75,10 +75,10 @@ def draw(name: str, rows: Sequence[Row], *, theme: str) -> bytes:
     }
     with matplotlib.rc_context(style):
         figure = matplotlib.figure.Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-        title, paint = PLOTS[name]
+        title, draw_axes = PLOTS[name]
         axes = figure.subplots()
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-        paint(axes, rows)
+        draw_axes(axes, rows)
         _add_legend(figure)
         out = io.BytesIO()
         figure.savefig(out, format="png", metadata={"Software": None})
@@ -86,7 +86,7 @@ def draw(name: str, rows: Sequence[Row], *, theme: str) -> bytes:
 
 
 def _add_legend(figure: "Figure") -> None:
-    """Below the plot, in as many columns, up to three, as there is room for."""
+    """Add a legend below the plot, in as many columns as fit, up to three."""
     for columns in (3, 2, 1):
         legend = figure.legend(loc="outside lower center", ncols=columns)
         if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
@@ -94,26 +94,28 @@ def _add_legend(figure: "Figure") -> None:
         legend.remove()
 
 
-def _by_epoch(axes: "Axes", rows: Sequence[Row]) -> None:
+def _by_epoch(axes: "Axes", rows: Sequence[ComparisonRow]) -> None:
     _curves(axes, rows, lambda run: [float(number) for number in range(1, len(run.epochs) + 1)])
     axes.set_xlabel("epoch")
     axes.locator_params(axis="x", integer=True)
 
 
-def _by_time(axes: "Axes", rows: Sequence[Row]) -> None:
+def _by_time(axes: "Axes", rows: Sequence[ComparisonRow]) -> None:
     _curves(axes, rows, _ends)
     axes.set_xlabel("seconds of training")
 
 
-def _curves(axes: "Axes", rows: Sequence[Row], along: Callable[[Run], list[float]]) -> None:
+def _curves(axes: "Axes", rows: Sequence[ComparisonRow], along: Callable[[StudyRun], list[float]]) -> None:
     for number, row in enumerate(rows):
         heights = [100 * epoch.accuracy for epoch in row.run.epochs]
-        colour, mark = _look(number)
-        axes.plot(along(row.run), heights, color=colour, label=row.run.name, linewidth=1.6, marker=mark, markersize=3.5)
+        colour, marker = _style(number)
+        axes.plot(
+            along(row.run), heights, color=colour, label=row.run.name, linewidth=1.6, marker=marker, markersize=3.5
+        )
     axes.set_ylabel("accuracy in %")
 
 
-def _where_time_goes(axes: "Axes", rows: Sequence[Row]) -> None:
+def _where_time_goes(axes: "Axes", rows: Sequence[ComparisonRow]) -> None:
     names = [row.run.name for row in rows]
     left = [0.0] * len(rows)
     for (label, colour), part in zip(_PARTS, zip(*(_parts(row.run) for row in rows), strict=True), strict=True):
@@ -124,35 +126,35 @@ def _where_time_goes(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.set_xlabel("seconds of training")
 
 
-def _bytes_against_accuracy(axes: "Axes", rows: Sequence[Row]) -> None:
+def _bytes_against_accuracy(axes: "Axes", rows: Sequence[ComparisonRow]) -> None:
     for number, row in enumerate(rows):
-        colour, mark = _look(number)
+        colour, marker = _style(number)
         size = 60 if number else 160
-        place = (row.run.sent_bytes / 1e6, 100 * row.run.accuracy)
-        axes.scatter(*place, s=size, marker=mark if number else "*", color=colour, label=row.run.name, zorder=3)
+        point = (row.run.sent_bytes / 1e6, 100 * row.run.accuracy)
+        axes.scatter(*point, s=size, marker=marker if number else "*", color=colour, label=row.run.name, zorder=3)
     if all(row.run.sent_bytes > 0 for row in rows):
         axes.set_xscale("log")
     axes.set_xlabel("MB sent by a worker")
     axes.set_ylabel("accuracy in %")
 
 
-def _look(number: int) -> tuple[str, str]:
-    """Colour and mark of a configuration."""
-    rounds, place = divmod(number, len(_COLOURS))
-    return _COLOURS[place], _MARKS[rounds % len(_MARKS)]
+def _style(number: int) -> tuple[str, str]:
+    """Return the colour and the marker of a configuration."""
+    rounds, index = divmod(number, len(_COLOURS))
+    return _COLOURS[index], _MARKERS[rounds % len(_MARKERS)]
 
 
-PLOTS: Mapping[str, tuple[str, Callable[["Axes", Sequence[Row]], None]]] = {
+PLOTS: Mapping[str, tuple[str, Callable[["Axes", Sequence[ComparisonRow]], None]]] = {
     "accuracy-by-epoch": ("Accuracy by epoch", _by_epoch),
     "accuracy-by-time": ("Accuracy by time", _by_time),
     "time": ("Where the time goes", _where_time_goes),
     "bytes-against-accuracy": ("Bytes against accuracy", _bytes_against_accuracy),
 }
-"""Name of the file, title, and who paints it."""
+"""By file name: the title, and the function that draws the plot."""
 
 
-def _ends(run: Run) -> list[float]:
-    """When each epoch ended."""
+def _ends(run: StudyRun) -> list[float]:
+    """Return when each epoch ended."""
     ends, now = [], 0.0
     for epoch in run.epochs:
         now += epoch.seconds
@@ -160,18 +162,19 @@ def _ends(run: Run) -> list[float]:
     return ends
 
 
-def _parts(run: Run) -> tuple[float, float, float]:
-    """Seconds of computing, of communication that computing did not hide, and of the rest; together the total."""
+def _parts(run: StudyRun) -> tuple[float, float, float]:
+    """Return the seconds of computing, of exposed communication, and of the rest; together they are the total."""
     seen = min(run.communication_s, run.exposed_s)
     return run.compute_s, seen, run.exposed_s - seen
 
 
-def _matplotlib() -> Any:
+def require_matplotlib() -> Any:
+    """Import matplotlib; raise StudyError with the remedy if it is missing."""
     try:
         import matplotlib
         import matplotlib.figure
     except ImportError:
         raise StudyError(
-            "plots must be drawn by matplotlib, but it is not installed; install it: pip install 'sandtable[study]'"
+            "plots require matplotlib, but it is not installed; install it: pip install 'sandtable[study]'"
         ) from None
     return matplotlib

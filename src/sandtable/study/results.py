@@ -1,12 +1,12 @@
-"""What came of a run, as plain data: epoch by epoch, over all workers."""
+"""Results of a run as plain data: epoch by epoch, over all workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sandtable.errors import StudyError
 
-__all__ = ["VERSION", "Epoch", "Run", "run_of_ranks"]
+__all__ = ["VERSION", "Epoch", "StudyRun", "WorkerRecord", "merge_workers"]
 
 VERSION = 1
 """Of a stored run and of `results.json`."""
@@ -14,11 +14,11 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """One epoch. Seconds are of the training clock, which stands still while accuracy is measured.
+    """One epoch, of one worker or of a run. The training clock stops while accuracy is measured.
 
-    `seconds` are of the slowest worker; communication, synchronisation (communication and waiting for others), bytes
-    and messages are a worker's, on average. `exposed_s` is how long the training loop stood still for all of that: less
-    than synchronisation where messages travel while gradients are still computed, more where they are also coded.
+    In a run, `seconds` are those of the slowest worker; communication, synchronisation (communication and waiting for
+    others), bytes and messages are means over workers. `exposed_s` is how long the training loop stood still for all of
+    that: less than synchronisation where messages overlap the backward pass, more where they are also encoded.
     `accuracy` is that of the mean of all replicas.
     """
 
@@ -35,12 +35,26 @@ class Epoch:
 
     @property
     def compute_s(self) -> float:
-        """What is left of the time when nothing is exchanged."""
+        """The time in which nothing was exchanged."""
         return max(0.0, self.seconds - self.exposed_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class WorkerRecord:
+    """What one worker measured. Its own replica got `replica_correct` of `tested` test images right.
+
+    `resolved_settings` complete the settings of the run, such as the stages of a pipeline.
+    """
+
+    epochs: tuple[Epoch, ...]
+    replica_correct: float
+    tested: int
+    memory_bytes: float
+    resolved_settings: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
     """One configuration, trained to the end."""
 
     name: str
@@ -50,9 +64,9 @@ class Run:
     replica_accuracy: float
     """Of the replicas themselves, each on its part of the test images, before the last synchronisation."""
     memory_bytes: float
-    """A worker's part of the memory in use at the end, on average; what processes share is divided among them."""
+    """Mean memory in use per worker at the end; memory that processes share is divided among them."""
     wire_bytes: float | None = None
-    """Bytes a host sent on its cable, on average, by the kernel's counters; only on the lab. Evaluation is included."""
+    """Mean bytes sent per host, by the kernel's counters, including evaluation; only on the lab."""
 
     @property
     def accuracy(self) -> float:
@@ -60,9 +74,9 @@ class Run:
 
     @property
     def learning_rate(self) -> float | None:
-        """The highest of the run; None: its settings do not say."""
-        for part in ("method", "training"):
-            if (rate := self.settings.get(part, {}).get("learning_rate")) is not None:
+        """The run's highest learning rate; None if its settings have none."""
+        for table in ("method", "training"):
+            if (rate := self.settings.get(table, {}).get("learning_rate")) is not None:
                 return float(rate)
         return None
 
@@ -94,21 +108,21 @@ class Run:
     def messages(self) -> float:
         return sum(epoch.messages for epoch in self.epochs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the totals, so that nobody needs this class to read a result."""
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data with the totals, readable without this class."""
         times = ("seconds", "compute_s", "communication_s", "synchronisation_s", "exposed_s")
         totals = {name: getattr(self, name) for name in ("accuracy", *times, "sent_bytes", "messages")}
         return {"version": VERSION, **asdict(self), "totals": totals}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], *, source: str) -> "Run":
-        """A run as `to_dict` gave it; `source` is the file, for the message if it is not one."""
+    def from_dict(cls, data: Mapping[str, Any], *, source: str) -> "StudyRun":
+        """Read what `to_dict` returned; `source` names the file in an error message."""
         if data.get("version") != VERSION:
             raise StudyError(
                 f"{source} must be a run of version {VERSION}, but got {data.get('version')}; move it away to run again"
             )
         try:
-            values = {field.name: data[field.name] for field in fields(cls)}
+            values = {item.name: data[item.name] for item in fields(cls)}
             values["epochs"] = tuple(Epoch(**epoch) for epoch in data["epochs"])
             return cls(**values)
         except (KeyError, TypeError) as error:
@@ -117,17 +131,20 @@ class Run:
             ) from None
 
 
-def run_of_ranks(ranks: Sequence[Mapping[str, Any]], **about: Any) -> Run:
-    """The run that several workers saw, each with its `epochs`, its `replica_correct` of `tested`, and its memory."""
-    epochs = tuple(_epoch([rank["epochs"][number] for rank in ranks]) for number in range(len(ranks[0]["epochs"])))
-    return Run(
-        epochs=epochs,
-        replica_accuracy=sum(rank["replica_correct"] for rank in ranks) / sum(rank["tested"] for rank in ranks),
-        memory_bytes=sum(rank["memory_bytes"] for rank in ranks) / len(ranks),
-        **about,
+def merge_workers(
+    workers: Sequence[WorkerRecord], *, name: str, fingerprint: str, settings: Mapping[str, Any]
+) -> StudyRun:
+    """Combine what the workers of a run measured."""
+    return StudyRun(
+        name=name,
+        fingerprint=fingerprint,
+        settings=settings,
+        epochs=tuple(map(_merge_epochs, zip(*(worker.epochs for worker in workers), strict=True))),
+        replica_accuracy=sum(worker.replica_correct for worker in workers) / sum(worker.tested for worker in workers),
+        memory_bytes=sum(worker.memory_bytes for worker in workers) / len(workers),
     )
 
 
-def _epoch(rows: Sequence[Mapping[str, float]]) -> Epoch:
-    means = {field.name: sum(row[field.name] for row in rows) / len(rows) for field in fields(Epoch)}
-    return Epoch(**(means | {"seconds": max(row["seconds"] for row in rows)}))
+def _merge_epochs(epochs: Sequence[Epoch]) -> Epoch:
+    means = {item.name: sum(getattr(epoch, item.name) for epoch in epochs) / len(epochs) for item in fields(Epoch)}
+    return Epoch(**(means | {"seconds": max(epoch.seconds for epoch in epochs)}))

@@ -1,7 +1,7 @@
-"""What each rank did: records per rank, groups, classes of equal ranks, and the file they are kept in.
+"""WHAT EACH RANK DID: records per rank, groups, classes of equal ranks, and the file that holds them.
 
-A capture hands over one `RankRecords` a rank; `Trace.assemble` puts them together, `Trace.save` and `Trace.load` keep
-them, `trace.rank(r)` shows any rank of the run, `summarise(trace)` adds up. Nothing here needs torch.
+A capture gives one `RankRecords` per rank. `Trace.assemble` combines them, `Trace.save` and `Trace.load` store
+them, `trace.rank(r)` shows any rank of the run, and `summarise_trace(trace)` adds up. Nothing here needs torch.
 """
 
 from sandtable.trace.columns import Calls, Records
@@ -9,18 +9,19 @@ from sandtable.trace.flops import flops
 from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.kinds import P2P_OPS, ROOTED_OPS, TO_THE_END, Kind, Phase, SyncKind
 from sandtable.trace.movement import bytes_moved
+from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords, Splits
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
+    CaptureSummary,
     ClassSummary,
     NoteSummary,
-    Summary,
     SyncPoint,
     Traffic,
     format_ranks,
-    summarise,
+    summarise_trace,
 )
-from sandtable.trace.trace import FILE_NAME, Run, Trace
+from sandtable.trace.trace import FILE_NAME, RunFacts, Trace
 from sandtable.trace.view import Collective, Operator, RankClass, RankView
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ROOTED_OPS",
     "TO_THE_END",
     "Calls",
+    "CaptureSummary",
     "ClassSummary",
     "Collective",
     "Group",
@@ -41,14 +43,14 @@ __all__ = [
     "Operator",
     "Phase",
     "RankClass",
+    "RankProgress",
     "RankRecords",
     "RankView",
     "Records",
-    "Run",
+    "RunFacts",
     "Signature",
     "SignatureTable",
     "Splits",
-    "Summary",
     "SyncKind",
     "SyncPoint",
     "TensorSpec",
@@ -57,5 +59,6 @@ __all__ = [
     "bytes_moved",
     "flops",
     "format_ranks",
-    "summarise",
+    "progress_of",
+    "summarise_trace",
 ]

@@ -1,8 +1,8 @@
 """Archive: the container of a trace on disk.
 
-One zip file with numpy arrays (`.npy`) and JSON documents in it; any zip tool and `numpy.load` can look inside. A file
-is written beside its destination and moved there when it is complete, so that a half-written one is never seen. The
-same content gives the same bytes: members carry no time stamps.
+One zip file of numpy arrays (`.npy`) and JSON documents; any zip tool and `numpy.load` can look inside. A file is
+written beside its destination and moved there once complete, so half a file is never seen. The same content gives
+the same bytes: members carry no time stamps.
 """
 
 import json
@@ -35,7 +35,7 @@ def write(
     *,
     compress: bool = False,
 ) -> None:
-    """Writes the file in one move. `documents` must hold a "header" with the keys "format" and "version"."""
+    """Write the file in one move. `documents` must hold a "header" with the keys "format" and "version"."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -56,7 +56,7 @@ def write(
 
 
 class Reader:
-    """A file written by `write`. Opening reads the list of members and the header; the rest is read when asked for."""
+    """A file written by `write`. Opening it reads the list of members and the header; the rest is read on demand."""
 
     def __init__(self, path: str | PathLike[str], *, family: str, version: int) -> None:
         self.path = Path(path)
@@ -93,7 +93,7 @@ def _open(path: Path, family: str) -> zipfile.ZipFile:
     except OSError as error:
         raise TraceError(
             f"a trace must be a readable file, but {path} is not ({error.strerror}); "
-            "give the file that `sandtable run --out` wrote"
+            "pass the file that `sandtable run --out` wrote"
         ) from error
 
 
@@ -109,8 +109,8 @@ def _header(file: zipfile.ZipFile, path: Path, family: str) -> dict[str, Any]:
 
 def _not_one(path: Path, family: str) -> TraceError:
     return TraceError(
-        f"a file of this kind must be {family}, but {path} is something else or was cut short; "
-        "give the file that `sandtable run --out` wrote, or capture the run again"
+        f"the file must be a {family} file, but {path} is not one or is cut short; "
+        "pass the file that `sandtable run --out` wrote, or capture the run again"
     )
 
 

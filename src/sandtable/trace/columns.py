@@ -1,4 +1,4 @@
-"""Columns: the two tables a captured rank fills, one numpy array a column.
+"""Columns: the two tables that a captured rank fills, one numpy array per column.
 
 `Records` has one row for everything the rank did, in the order it was issued; `Calls` has one row for each collective
 or point-to-point call, to which records of kind COLLECTIVE and WAIT point.
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sandtable.errors import TraceError
 
-__all__ = ["Calls", "Records", "Table"]
+__all__ = ["Calls", "ColumnTable", "Records"]
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
@@ -25,23 +25,25 @@ _DTYPES: dict[object, type[np.generic]] = {U8: np.uint8, U16: np.uint16, U32: np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Table:
-    """Columns of equal length. Made with `Table.of`, which converts lists and arrays of any integer type."""
+class ColumnTable:
+    """Columns of equal length; `of` makes one from lists and arrays of any integer type."""
 
     @classmethod
     def of(cls, columns: Mapping[str, npt.ArrayLike] | None = None, /, **more: npt.ArrayLike) -> Self:
-        """A table of the given columns; a column not given is filled with its default (0; -1 for `peer`)."""
-        given = {**(columns or {}), **more}
+        """Make a table of the given columns; missing columns get their default (0; -1 for `peer`)."""
+        columns_given = {**(columns or {}), **more}
         dtypes = cls.dtypes()
-        if unknown := given.keys() - dtypes.keys():
+        if unknown := columns_given.keys() - dtypes.keys():
             raise TraceError(
                 f"columns of {cls.__name__} must be among {', '.join(dtypes)}, but got {', '.join(sorted(unknown))}; "
                 "remove the unknown columns"
             )
-        num_rows = len(np.atleast_1d(np.asarray(next(iter(given.values()))))) if given else 0
+        num_rows = len(np.atleast_1d(np.asarray(next(iter(columns_given.values()))))) if columns_given else 0
         filled: dict[str, Any] = {}
         for name, dtype in dtypes.items():
-            column = _convert(given[name], dtype, name) if name in given else _default(name, dtype, num_rows)
+            column = (
+                _convert(columns_given[name], dtype, name) if name in columns_given else _default(name, dtype, num_rows)
+            )
             if len(column) != num_rows:
                 raise TraceError(
                     f"columns of {cls.__name__} must have equal length, but {name} has {len(column)} rows and another "
@@ -52,7 +54,7 @@ class Table:
 
     @classmethod
     def dtypes(cls) -> dict[str, type[np.generic]]:
-        """The name and the type of each column."""
+        """Return the name and the type of each column."""
         return {field.name: _DTYPES[field.type] for field in fields(cls)}
 
     @property
@@ -72,8 +74,8 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Records(Table):
-    """Everything one rank did, in the order its host issued it. `Kind` says how to read `ref` and `value`."""
+class Records(ColumnTable):
+    """Everything one rank did, in the order its host issued it. `Kind` explains `ref` and `value`."""
 
     kind: U8
     ref: U32
@@ -84,7 +86,7 @@ class Records(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Calls(Table):
+class Calls(ColumnTable):
     """The collective and point-to-point calls of one rank, in order.
 
     `op`, `dtype`, `reduce`, `splits` and `line` are indices into the tables of the `RankRecords`; `group` is an index

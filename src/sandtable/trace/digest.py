@@ -1,14 +1,14 @@
-"""Digest: one hash of what a rank did, the judge of whether two ranks did the same work.
+"""Digest: one hash of a rank's work, which decides whether two ranks did the same.
 
 Covered, in order: kind, phase, stream, value and script line of every record; operators by the content of their
 signature; calls by operator, group index, group size, sequence number, dtype, bytes, relative peer, reduction, splits,
-stream, batch and line. Tables are hashed once and columns mapped through them, so the order in which two ranks happened
-to number their signatures or lines does not count. Left out: who the rank is, which ranks its groups hold, ids of
-memory blocks, notes, and what the capture cost. Ids of events count by order of first appearance.
+stream, batch and line. Tables are hashed once and columns mapped through them, so the order in which two ranks number
+their signatures or lines does not count. Left out: the rank's number, the members of its groups, ids of memory blocks,
+notes, and what the capture cost. Ids of events count by order of first appearance.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from sandtable.errors import TraceError
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.kinds import Kind
 
-__all__ = ["digest_work", "hash_texts"]
+__all__ = ["digest_work"]
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -29,7 +29,7 @@ _EVENTS = (Kind.EVENT_RECORD, Kind.EVENT_WAIT)
 def digest_work(
     records: Records, calls: Calls, *, signatures: Hashes, lines: Hashes, tables: Mapping[str, Hashes]
 ) -> str:
-    """The digest of both tables; `tables` hold hashes of what `op`, `dtype`, ... of calls point at, and group sizes."""
+    """Return the digest of both tables; `tables` has group sizes, and hashes of what columns of `calls` point at."""
     columns: list[npt.NDArray[Any]] = [records.kind, records.phase, records.stream, records.value]
     columns += [_refs(records, signatures), _look_up(lines, records.line, "line")]
     columns += [_look_up(tables[name], getattr(calls, name), name) for name in ("op", "dtype", "reduce", "splits")]
@@ -40,13 +40,6 @@ def digest_work(
     for column in columns:
         state.update(np.ascontiguousarray(column).data)
     return state.hexdigest()
-
-
-def hash_texts(texts: Iterable[str]) -> Hashes:
-    """64-bit hashes of texts, the same in every process."""
-    blake = hashlib.blake2b
-    joined = b"".join([blake(text.encode(), digest_size=8).digest() for text in texts])
-    return np.frombuffer(joined, dtype="<u8").astype(np.uint64)
 
 
 def _refs(records: Records, signatures: Hashes) -> Hashes:
@@ -72,5 +65,5 @@ def _look_up(table: Hashes, indices: npt.NDArray[Any], name: str) -> Hashes:
             f"a {name} index of a rank's records must be below {len(table)}, the length of its table, "
             f"but got {int(indices.max())}; capture the run again"
         )
-    found: Hashes = table[indices]
-    return found
+    hashes: Hashes = table[indices]
+    return hashes

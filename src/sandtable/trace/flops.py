@@ -1,15 +1,15 @@
 """FLOPs: the arithmetic of one operator, from its shapes alone.
 
-Convention, the one of torch.utils.flop_counter and of the literature: a multiply and an add are two operations, so a
-product of an (m, k) and a (k, n) matrix is 2·m·n·k. Only matrix products count, in whatever dress they come (linear
+The convention is that of torch.utils.flop_counter and of the literature: a multiply and an add are two operations, so a
+product of an (m, k) and a (k, n) matrix is 2·m·n·k. Only matrix products count, in whatever form they come (linear
 layers, convolutions, attention, recurrent layers); biases, norms, activations, fused LSTM cells and optimizers are
 pointwise and count 0, since memory traffic (`movement.py`) decides how long those take.
 
-- Causal attention is counted full, as torch.utils.flop_counter does: the mask halves the work a good kernel does, not
-  the count. Backward of fused attention is five products (the scores again, dP, dV, dQ, dK) against two forward.
-- Grouped convolutions count what each group does, forward and backward. torch.utils.flop_counter counts the gradient of
-  the weight of a grouped convolution `groups` times too often; here it equals the forward count.
-- Gradients that are not asked for (`output_mask`) are not counted.
+- Causal attention counts in full, as in torch.utils.flop_counter: the mask halves the work of a good kernel, not the
+  count. Backward of fused attention is five products (the scores again, dP, dV, dQ, dK) against two forward.
+- Grouped convolutions count what each group does, forward and backward. torch.utils.flop_counter counts the weight
+  gradient of a grouped convolution `groups` times too often; here it equals the forward count.
+- Gradients that are not needed (`output_mask`) do not count.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 def flops(signature: Signature) -> int:
-    """Floating-point operations of one launch; 0 for operators that are not matrix products."""
+    """Return the floating-point operations of one launch; 0 for operators that are not matrix products."""
     formula = _FORMULAS.get(signature.name)
     if formula is None:
         return 0
@@ -34,12 +34,12 @@ def flops(signature: Signature) -> int:
         raise TraceError(
             f"tensors of {signature.op} must be those of its schema, but got "
             f"{[spec.shape for spec in signature.inputs]} with arguments {signature.args} ({error}); "
-            "capture the run with the version of torch that this version of sandtable is made for"
+            "capture the run with a version of torch that this version of sandtable supports"
         ) from error
 
 
 def _matmul(a: TensorSpec, b: TensorSpec) -> int:
-    """2·m·n·k for a (…, m, k) and b (…, k, n), times the batch of a."""
+    """Count 2·m·n·k for a (…, m, k) and b (…, k, n), times the batch of a."""
     return 2 * a.num_elements * b.shape[-1]
 
 
@@ -48,18 +48,18 @@ def _mm(signature: Signature) -> int:
 
 
 def _addmm(signature: Signature) -> int:
-    """The first input is what the product is added to."""
+    """Skip the first input: the product is added to it."""
     return _matmul(signature.inputs[1], signature.inputs[2])
 
 
 def _linear(signature: Signature) -> int:
-    """x (…, in) and weight (out, in): 2·rows·in·out."""
+    """Count 2·rows·in·out for x (…, in) and weight (out, in)."""
     x, weight = signature.inputs[:2]
     return 2 * x.num_elements * weight.shape[0]
 
 
 def _vector(signature: Signature) -> int:
-    """Matrix or vector times vector: two operations for each element of the first."""
+    """Count two operations per element of the matrix or vector that is multiplied by a vector."""
     return 2 * signature.inputs[0].num_elements
 
 
@@ -68,10 +68,10 @@ def _addmv(signature: Signature) -> int:
 
 
 def _grouped_mm(signature: Signature) -> int:
-    """(M, K)·(G, K, N), (G, M, K)·(K, N), (M, K)·(K, N) or (G, M, K)·(G, K, N).
+    """Count (M, K)·(G, K, N), (G, M, K)·(K, N), (M, K)·(K, N) or (G, M, K)·(G, K, N).
 
-    Where at most one operand has a group dimension, the groups share the other's rows (or columns) out between them,
-    and the whole is as much as one product of the flat shapes. Where both have it, it is a batch.
+    Where at most one operand has a group dimension, the other's rows (or columns) are divided among the groups, and
+    the whole is as much as one product of the flat shapes. Where both have it, it is a batch.
     """
     a, b = signature.inputs[:2]
     num_groups = a.shape[0] if len(a.shape) == 3 and len(b.shape) == 3 else 1
@@ -79,30 +79,30 @@ def _grouped_mm(signature: Signature) -> int:
 
 
 def _convolution(signature: Signature) -> int:
-    """The general operator, which is told whether it is transposed."""
+    """Count the general operator, whose arguments include whether it is transposed."""
     return _convolution_transposed(signature) if _is_transposed(signature) else _convolution_plain(signature)
 
 
 def _convolution_plain(signature: Signature) -> int:
-    """Every output element meets the whole filter of its channel once: weight is (out, in / groups, filter)."""
+    """Count the whole filter of its channel once per output element: weight is (out, in / groups, filter)."""
     return 2 * signature.outputs[0].num_elements * prod(signature.inputs[1].shape[1:])
 
 
 def _convolution_transposed(signature: Signature) -> int:
-    """Every input element meets the whole filter of its channel once: weight is (in, out / groups, filter)."""
+    """Count the whole filter of its channel once per input element: weight is (in, out / groups, filter)."""
     return 2 * signature.inputs[0].num_elements * prod(signature.inputs[1].shape[1:])
 
 
 def _convolution_backward(signature: Signature) -> int:
-    """The gradients of input and of weight cost as much as the forward pass each; that of the bias is a sum."""
+    """Count the gradients of input and weight, each as much as the forward pass; that of the bias is a sum."""
     grad_output, x, weight = signature.inputs[:3]
     positions = x if _is_transposed(signature) else grad_output
-    asked = sum(_output_mask(signature, 3)[:2])
-    return asked * 2 * positions.num_elements * prod(weight.shape[1:])
+    num_gradients = sum(_output_mask(signature, 3)[:2])
+    return num_gradients * 2 * positions.num_elements * prod(weight.shape[1:])
 
 
 def _is_transposed(signature: Signature) -> bool:
-    """`transposed` is the only yes-or-no argument of these schemas; `output_mask` is a list of them."""
+    """Return `transposed`, the only boolean argument of these schemas; `output_mask` is a list of them."""
     return next((argument for argument in signature.arguments if isinstance(argument, bool)), False)
 
 
@@ -124,7 +124,7 @@ def _attention_backward(signature: Signature) -> int:
 
 
 def _attention_products(query: Shape, key: Shape, value: Shape, *, num_with_key: int, num_with_value: int) -> int:
-    """Products over (batch, heads, sequence, dim). Heads are the query's: with fewer key heads they are shared.
+    """Count products over (batch, heads, sequence, dim). Heads are the query's: with fewer key heads they are shared.
 
     With the key's dim: Q·Kᵀ forward; Q·Kᵀ again, dQ = dS·K, dK = dSᵀ·Q backward.
     With the value's: P·V forward; dP = dO·Vᵀ, dV = Pᵀ·dO backward.
@@ -144,13 +144,13 @@ def _flash_backward(signature: Signature) -> int:
 
 
 def _heads_first(shape: Shape) -> Shape:
-    """(batch, sequence, heads, dim) or packed (tokens, heads, dim), as the lower-level kernels take it."""
+    """Count (batch, sequence, heads, dim) or packed (tokens, heads, dim), as the lower-level kernels take it."""
     *batch, sequence, heads, dim = shape
     return (*batch, heads, sequence, dim)
 
 
 def _padded(signature: Signature, key: Shape) -> Shape:
-    """Packed sequences: each query token meets at most `max_k` keys (how many really are values, not shapes)."""
+    """Count packed sequences: each query token meets at most `max_k` keys (the real number depends on values)."""
     if len(key) == 4:
         return key
     lengths = [item for item in signature.arguments if isinstance(item, int) and not isinstance(item, bool)]
@@ -158,12 +158,12 @@ def _padded(signature: Signature, key: Shape) -> Shape:
 
 
 def _rnn(signature: Signature) -> int:
-    """Every weight matrix of every layer and direction meets every (time step, sequence) row once."""
+    """Count every weight matrix of every layer and direction once per (time step, sequence) row."""
     return 2 * _rnn_rows(signature) * _rnn_weights(signature)
 
 
 def _rnn_backward(signature: Signature) -> int:
-    """The gradient of the input, and that of the weights where asked for, cost as much as the forward pass each."""
+    """Count the gradients of the input and, if needed, of the weights, each as much as the forward pass."""
     *_, of_weights = _output_mask(signature, 4)
     return (2 if of_weights else 1) * _rnn(signature)
 
@@ -173,7 +173,7 @@ def _rnn_rows(signature: Signature) -> int:
 
 
 def _rnn_weights(signature: Signature) -> int:
-    """Elements of the matrices between the input and the first hidden state (3 dims); biases have one dim."""
+    """Count the elements of the matrices between the input and the first hidden state; biases have one dim."""
     num_elements = 0
     for spec in signature.inputs[1:]:
         if len(spec.shape) == 3:

@@ -1,7 +1,7 @@
 """Groups: which ranks talk to each other.
 
 A run on 12,288 GPUs makes thousands of groups, and every rank is in a handful of them. The table keeps all members in
-one array and finds a rank's groups through an index made on first use: asking about one rank costs microseconds.
+one array and finds a rank's groups through an index built on first use: a query about one rank takes microseconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class Group:
 
 
 class GroupTable(Sequence[Group]):
-    """Groups in creation order, stored as columns; `Group` objects are made when asked for."""
+    """Groups in creation order, stored as columns; `Group` objects are made on demand."""
 
     names: tuple[str, ...]
     members: Integers
@@ -46,7 +46,7 @@ class GroupTable(Sequence[Group]):
 
     @classmethod
     def of_columns(cls, names: Sequence[str], members: Integers, offsets: Integers) -> "GroupTable":
-        """The table whose k-th group is `names[k]` with `members[offsets[k]:offsets[k + 1]]`."""
+        """Make the table whose k-th group is `names[k]` with `members[offsets[k]:offsets[k + 1]]`."""
         table = cls()
         table.names, table.members, table.offsets = tuple(names), members, offsets
         return table
@@ -74,7 +74,7 @@ class GroupTable(Sequence[Group]):
         return f"GroupTable({len(self)} groups)"
 
     def containing(self, rank: int) -> Integers:
-        """Indices of the groups that hold `rank`, in creation order: its own list of groups."""
+        """Return the indices of the groups that hold `rank`, in creation order: its own list of groups."""
         ranks, owners = self._by_rank
         low, high = np.searchsorted(ranks, (rank, rank + 1))
         return owners[low:high]

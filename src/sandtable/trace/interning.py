@@ -1,11 +1,11 @@
 """Interning: one set of tables for all ranks of a trace.
 
-Ranks number their signatures and lines as they meet them. Before they share a file, what they point at is merged into
-one table each and the columns are renumbered, so that a signature used by sixteen classes is stored once.
+Ranks number their signatures and lines as they meet them. Before they share a file, their tables are merged and the
+columns renumbered, so that a signature used by sixteen classes is stored once.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -13,28 +13,16 @@ import numpy.typing as npt
 
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.kinds import Kind
-from sandtable.trace.records import Line, Note, RankRecords, Splits
+from sandtable.trace.records import Line, Note, RankRecords, SharedTables, Splits
 from sandtable.trace.signature import SignatureTable
 
-__all__ = ["Tables", "intern_records"]
+__all__ = ["intern_records"]
 
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """What the columns of every class of a trace point at."""
-
-    signatures: SignatureTable = field(default_factory=SignatureTable)
-    lines: tuple[Line, ...] = (Line(),)
-    call_ops: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    reduces: tuple[str, ...] = ("",)
-    splits: tuple[Splits, ...] = (((), ()),)
-
-
-def intern_records(ranks: Sequence[RankRecords]) -> tuple[list[RankRecords], Tables]:
-    """The same ranks, renumbered to share one set of tables; groups seen but not entered are dropped."""
+def intern_records(ranks: Sequence[RankRecords]) -> tuple[list[RankRecords], SharedTables]:
+    """Renumber the ranks to share one set of tables; groups seen but not entered are dropped."""
     texts = _Numbering[str]()
     lines = _Numbering[Line]([Line()])
     call_ops, dtypes, reduces = _Numbering[str](), _Numbering[str](), _Numbering[str]([""])
@@ -53,7 +41,7 @@ def intern_records(ranks: Sequence[RankRecords]) -> tuple[list[RankRecords], Tab
         calls = Calls.of({**rank.calls.columns, **columns})
         notes = tuple(Note(note.kind, note.text, int(line_map[note.line])) for note in rank.notes)
         renumbered.append((rank, records, calls, notes))
-    tables = Tables(
+    tables = SharedTables(
         signatures=SignatureTable(texts.items),
         lines=lines.items,
         call_ops=call_ops.items,
@@ -65,7 +53,7 @@ def intern_records(ranks: Sequence[RankRecords]) -> tuple[list[RankRecords], Tab
 
 
 class _Numbering(Generic[T]):
-    """Numbers things from 0 in the order they are first met."""
+    """Numbers things from 0 in the order of first appearance."""
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._numbers: dict[T, int] = {}
@@ -87,7 +75,9 @@ def _renumber(records: Records, signatures: npt.NDArray[Any], lines: npt.NDArray
     return Records.of({**records.columns, "ref": ref, "line": lines[records.line]})
 
 
-def _share(rank: RankRecords, tables: Tables, records: Records, calls: Calls, notes: tuple[Note, ...]) -> RankRecords:
+def _share(
+    rank: RankRecords, tables: SharedTables, records: Records, calls: Calls, notes: tuple[Note, ...]
+) -> RankRecords:
     return replace(
         rank,
         records=records,

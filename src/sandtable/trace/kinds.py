@@ -1,4 +1,4 @@
-"""Kinds: the small numbers that stand in the columns of a trace, by name."""
+"""Kinds: the names of the small numbers in the columns of a trace."""
 
 from enum import IntEnum
 
@@ -11,7 +11,7 @@ ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Collectives with a root; their `peer` is the root's position in the group."""
 
 TO_THE_END = "to the end"
-"""The note of a rank that others wait for at moments of their own: what it does after its last step counts, too."""
+"""The note of a rank that others wait for at any time: its work after its last step counts too."""
 
 
 class Kind(IntEnum):
@@ -36,13 +36,13 @@ class Kind(IntEnum):
     STEP = 8
     """Optimizer step number `ref` ends."""
     SEGMENT_ALLOC = 9
-    """The caching allocator asks the device for `value` bytes (cudaMalloc)."""
+    """The caching allocator requests `value` bytes from the device (cudaMalloc)."""
     SEGMENT_FREE = 10
-    """The caching allocator gives `value` bytes back to the device (cudaFree)."""
+    """The caching allocator returns `value` bytes to the device (cudaFree)."""
 
 
 class Phase(IntEnum):
-    """The part of a training step a record belongs to."""
+    """The part of a training step that a record belongs to."""
 
     FORWARD = 0
     BACKWARD = 1

@@ -1,8 +1,8 @@
-"""Movement: the bytes one operator reads from and writes to device memory, from its shapes alone.
+"""Movement: the bytes that one operator reads from and writes to device memory, from its shapes alone.
 
 Every tensor is read once and written once: what an ideal kernel with a perfect cache would move, the lower bound that a
-roofline needs. An expanded tensor (stride 0) is as large as what is behind it; tensors of the host do not count; views
-and bare allocations move nothing; a gather reads the rows it picks, not the whole table. Operators that return nothing
+roofline needs. An expanded tensor (stride 0) is as large as the memory behind it; host tensors do not count; views and
+bare allocations move nothing; a gather reads the rows it picks, not the whole table. Operators that return nothing
 (`_foreach_add_`, `_fused_adamw_`, ...) write the lists that their schema marks as written.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["bytes_moved"]
 
 
 def bytes_moved(signature: Signature) -> tuple[int, int]:
-    """Bytes (read, written) of one launch."""
+    """Return the bytes (read, written) of one launch."""
     name, inputs, outputs = signature.name, signature.inputs, signature.outputs
     if name in _NOTHING:
         return 0, 0
@@ -25,7 +25,7 @@ def bytes_moved(signature: Signature) -> tuple[int, int]:
     if name in _GATHERS:
         return _total(inputs[1:]) + _total(outputs), _total(outputs)
     if name in _SCATTERS:
-        # Rows of the first tensor are changed in place, as many as the values (the last tensor) hold.
+        # As many rows of the first tensor change in place as the last tensor, the values, has.
         return _total(inputs[1:]) + _total(inputs[-1:]), _total(inputs[-1:])
     if name == "aten::_amp_foreach_non_finite_check_and_unscale_":
         return _total(inputs), _total([spec for spec in inputs if spec.shape]) + _total(outputs)
@@ -43,24 +43,24 @@ def _total(specs: Sequence[TensorSpec]) -> int:
 
 
 def _is_out_variant(signature: Signature) -> bool:
-    """Whether the last tensors given are those written: by the overload, or by a tensor after the plain arguments."""
+    """Return whether the last inputs are those written: by the overload, or by a tensor after the plain arguments."""
     if signature.op.endswith(".out"):
         return True
     return signature.name == "aten::_chunk_cat" and signature.arguments[-1:] == [TENSOR]
 
 
 def _lists_moved(signature: Signature) -> tuple[int, int]:
-    """Operators in place on lists: inputs are the lists one after the other, then single tensors."""
+    """Count operators in place on lists: inputs are the lists one after the other, then single tensors."""
     name, inputs = signature.name, signature.inputs
     lists, written = _list_roles(signature)
-    has_factor = lists == 1 and signature.arguments.count(TENSOR) == 2  # one tensor that multiplies all of the list
+    has_factor = lists == 1 and signature.arguments.count(TENSOR) == 2  # one tensor that multiplies the whole list
     length = len(inputs) // lists - has_factor
     read = inputs[length:] if name == "aten::_foreach_copy_" else inputs
-    return _total(read), sum(_total(inputs[k * length : (k + 1) * length]) for k in written)
+    return _total(read), sum(_total(inputs[position * length : (position + 1) * length]) for position in written)
 
 
 def _list_roles(signature: Signature) -> tuple[int, tuple[int, ...]]:
-    """How many lists there are (single tensors that follow are fewer than lists), and which of them are written."""
+    """Return the number of lists (single tensors that follow are fewer), and which of them are written."""
     name = signature.name
     plain = [argument for argument in signature.arguments if argument != TENSOR]
     flags = [argument for argument in plain if isinstance(argument, bool)]
@@ -81,7 +81,7 @@ def _list_roles(signature: Signature) -> tuple[int, tuple[int, ...]]:
 
 
 def _num_equal_lists(signature: Signature) -> int:
-    """One list or two: by the overload or the places of tensors, where recorded, and by whether halves are alike."""
+    """Return 1 or 2: by the overload or the places of tensors, where recorded, and by whether halves are alike."""
     if signature.name == "aten::_foreach_copy_" or signature.op.endswith(".List"):
         return 2
     if "." in signature.op or signature.name not in _FOREACH_BINARY or signature.arguments.count(TENSOR) == 1:

@@ -1,8 +1,8 @@
-"""Records: what one rank did, as the capture hands it over.
+"""Records: what one rank did, as the capture returns it.
 
 Think of a flight recorder: every operator, collective, wait, allocation and step boundary is one row, in the order the
-rank's host issued it. Rows hold indices; what they point at (signatures, script lines, groups, ...) is kept once, in
-tables beside them.
+rank's host issued it. Rows hold indices into tables beside them (signatures, script lines, groups, ...), which hold
+everything once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from sandtable.trace import archive
 from sandtable.trace.columns import Calls, Records
-from sandtable.trace.digest import digest_work, hash_texts
+from sandtable.trace.digest import digest_work
 from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.kinds import Kind, Phase, SyncKind
-from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
+from sandtable.trace.signature import Signature, SignatureTable, TensorSpec, hash_texts
 
 __all__ = [
     "Calls",
@@ -30,6 +30,7 @@ __all__ = [
     "Phase",
     "RankRecords",
     "Records",
+    "SharedTables",
     "Signature",
     "SignatureTable",
     "Splits",
@@ -46,7 +47,7 @@ Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the user's script; index 0 of every table of lines is the unknown one."""
+    """A line of the user's script; index 0 of every table of lines is the unknown line."""
 
     file: str = ""
     line: int = 0
@@ -89,7 +90,7 @@ class RankRecords:
     splits: tuple[Splits, ...] = (((), ()),)
     lines: tuple[Line, ...] = (Line(),)
     groups: tuple[Group, ...] = ()
-    """The groups this rank is a member of, in creation order; 0 is the world."""
+    """The groups that this rank is a member of, in creation order; 0 is the world."""
     seen_groups: tuple[Group, ...] = ()
     """Every group whose creation this rank saw, member or not, in order."""
     notes: tuple[Note, ...] = ()
@@ -110,7 +111,7 @@ class RankRecords:
         signatures: Iterable[str | Signature] = (),
         **tables: Any,
     ) -> "RankRecords":
-        """Makes the records of a rank from columns by name and lists; the other fields are given by their names."""
+        """Make the records of a rank from columns and lists; the other fields are keyword arguments."""
         frozen: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in tables.items()
         }
@@ -123,7 +124,7 @@ class RankRecords:
         )
 
     def digest(self) -> str:
-        """A hash of the work: equal on two ranks that do the same, whoever they are. See `digest.py`."""
+        """Return a hash of the work: equal for ranks that do the same, whichever they are. See `digest.py`."""
         return digest_work(
             self.records,
             self.calls,
@@ -139,7 +140,7 @@ class RankRecords:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the intermediate file that a captured rank leaves for the launcher: quick to write, not compressed."""
+        """Write the intermediate file that a captured rank leaves for the launcher: quick to write, not compressed."""
         seen, own = GroupTable(self.seen_groups), GroupTable(self.groups)
         arrays = {f"records/{name}": column for name, column in self.records.columns.items()}
         arrays |= {f"calls/{name}": column for name, column in self.calls.columns.items()}
@@ -152,7 +153,7 @@ class RankRecords:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "RankRecords":
-        """Reads what `save` wrote."""
+        """Read what `save` wrote."""
         reader = archive.Reader(path, family=FORMAT, version=VERSION)
         data = reader.document("rank")
         own = GroupTable.of_columns(data["group_names"], reader.array("groups"), reader.array("groups_offsets"))
@@ -170,11 +171,23 @@ class RankRecords:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTables:
+    """What the columns of every class of a trace point at."""
+
+    signatures: SignatureTable = field(default_factory=SignatureTable)
+    lines: tuple[Line, ...] = (Line(),)
+    call_ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    reduces: tuple[str, ...] = ("",)
+    splits: tuple[Splits, ...] = (((), ()),)
+
+
 _FACTS = ("rank", "num_steps", "finished", "stop_reason", "core_seconds", "peak_rss_bytes")
 
 
 def tables_to_json(records: RankRecords) -> dict[str, Any]:
-    """The small tables and the memory peaks as JSON-able lists."""
+    """Return the small tables and the memory peaks as lists for JSON."""
     return {
         "call_ops": records.call_ops,
         "dtypes": records.dtypes,
@@ -187,13 +200,13 @@ def tables_to_json(records: RankRecords) -> dict[str, Any]:
 
 
 def tables_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `tables_to_json`, as keyword arguments of `RankRecords`."""
+    """Invert `tables_to_json`: return keyword arguments of `RankRecords`."""
     names = [item.name for item in fields(MemoryPeaks)]
     return {
         "call_ops": tuple(data["call_ops"]),
         "dtypes": tuple(data["dtypes"]),
         "reduces": tuple(data["reduces"]),
-        "splits": tuple((tuple(given), tuple(got)) for given, got in data["splits"]),
+        "splits": tuple((tuple(inputs), tuple(outputs)) for inputs, outputs in data["splits"]),
         "lines": tuple(Line(*row) for row in data["lines"]),
         "notes": tuple(Note(*row) for row in data["notes"]),
         "memory": MemoryPeaks(**dict(zip(names, data["memory"], strict=True))),

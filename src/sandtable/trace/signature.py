@@ -3,9 +3,10 @@
 A training loop repeats itself, so the tens of thousands of operators a rank launches are a few thousand distinct
 *signatures* (operator, geometry of its tensors, scalars) and a column of indices into them. A signature travels as one
 JSON text, `{"op": "aten::mm", "in": [["bfloat16", [8, 4], [4, 1], "cuda"], ...], "out": [...], "args": [...]}`, and is
-parsed only when somebody looks at it.
+parsed on demand.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import TraceError
-from sandtable.trace.digest import hash_texts
 
-__all__ = ["DTYPE_BITS", "TENSOR", "Signature", "SignatureTable", "TensorSpec"]
+__all__ = ["DTYPE_BITS", "TENSOR", "Signature", "SignatureTable", "TensorSpec", "hash_texts"]
 
 DTYPE_BITS = {
     "bool": 8,
@@ -34,12 +34,12 @@ DTYPE_BITS = {
 """Bits of one element, by torch's name of the type without `torch.`."""
 
 TENSOR = "t"
-"""What stands among the arguments of a signature in the place of a tensor or of a list of tensors."""
+"""The placeholder for a tensor or a list of tensors among the arguments of a signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The geometry of one tensor: what it would be, without what is in it."""
+    """The geometry of one tensor, without its content."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -78,8 +78,8 @@ class TensorSpec:
 class Signature:
     """One operator on one geometry.
 
-    `args` is the JSON list of its arguments in schema order, null where one was not given; tensors, which stand in
-    `inputs`, are left out or leave `"t"` in their place, and numbers that tensors are computed with leave `"s"`.
+    `args` is the JSON list of its arguments in schema order, null where one was not given. Tensors, which are in
+    `inputs`, are left out or leave `"t"` in their place; numbers that tensors are computed with leave `"s"`.
     """
 
     op: str
@@ -89,7 +89,7 @@ class Signature:
 
     @classmethod
     def parse(cls, text: str) -> "Signature":
-        """Reads the JSON text of a signature; tensors that were not given (null) are left out."""
+        """Parse the JSON text of a signature; tensors that were not given (null) are left out."""
         try:
             data = json.loads(text)
             inputs = tuple(_spec(row) for row in data["in"] if row is not None)
@@ -113,13 +113,13 @@ class Signature:
 
     @property
     def arguments(self) -> list[Any]:
-        """The arguments decoded; `TENSOR` in the place of a tensor or of a list of tensors."""
+        """The decoded arguments, with `TENSOR` in place of a tensor or a list of tensors."""
         decoded: list[Any] = json.loads(self.args)
         return decoded
 
 
 class SignatureTable(Sequence[Signature]):
-    """Signatures kept as texts and parsed one by one, when asked for."""
+    """Signatures kept as texts and parsed one by one, on demand."""
 
     def __init__(self, signatures: Iterable[str | Signature] = ()) -> None:
         self.texts: tuple[str, ...] = tuple(s if isinstance(s, str) else s.text for s in signatures)
@@ -136,10 +136,10 @@ class SignatureTable(Sequence[Signature]):
         if isinstance(index, slice):
             return SignatureTable(self.texts[index])
         index = int(index)
-        found = self._parsed.get(index)
-        if found is None:
-            found = self._parsed[index] = Signature.parse(self.texts[index])
-        return found
+        signature = self._parsed.get(index)
+        if signature is None:
+            signature = self._parsed[index] = Signature.parse(self.texts[index])
+        return signature
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SignatureTable) and self.texts == other.texts
@@ -152,8 +152,15 @@ class SignatureTable(Sequence[Signature]):
 
     @cached_property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """One 64-bit hash a signature, of its content: equal in two tables where the signatures are equal."""
+        """One 64-bit hash of its content per signature: equal in two tables where the signatures are equal."""
         return hash_texts(self.texts)
+
+
+def hash_texts(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
+    """Return 64-bit hashes of texts, the same in every process."""
+    blake = hashlib.blake2b
+    joined = b"".join([blake(text.encode(), digest_size=8).digest() for text in texts])
+    return np.frombuffer(joined, dtype="<u8").astype(np.uint64)
 
 
 def _spec(row: Sequence[Any]) -> TensorSpec:

@@ -27,11 +27,10 @@ import numpy.typing as npt
 from sandtable.trace import archive
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.groups import Group, GroupTable
-from sandtable.trace.interning import Tables
-from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords
+from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords, SharedTables
 from sandtable.trace.signature import SignatureTable
 
-__all__ = ["FILE_NAME", "VERSION", "Content", "Run", "Stored", "write_trace"]
+__all__ = ["FILE_NAME", "VERSION", "Content", "RunFacts", "StoredContent", "write_trace"]
 
 FILE_NAME = "trace.sandtable"
 FORMAT = "sandtable-trace"
@@ -41,10 +40,10 @@ _FACTS = ("num_steps", "finished", "stop_reason", "core_seconds", "peak_rss_byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Facts of the run as a whole. `captured_ranks` are the ranks really run, those that only verified a class too.
+class RunFacts:
+    """Facts about the run as a whole. `captured_ranks` are all ranks that ran, even if only to verify a class.
 
-    `ranks_per_node` is how many were started on a node; 0: as many as it has GPUs.
+    `ranks_per_node` is how many ranks started on each node; 0: one per GPU.
     """
 
     world_size: int
@@ -61,10 +60,10 @@ class Run:
 
 
 class Content(Protocol):
-    """Where a trace gets its parts from: memory, or a file that is read bit by bit."""
+    """The parts of a trace, in memory or in a file that is read piece by piece."""
 
     @property
-    def run(self) -> Run: ...
+    def run(self) -> RunFacts: ...
     @property
     def representatives(self) -> tuple[int, ...]: ...
     @property
@@ -72,24 +71,24 @@ class Content(Protocol):
     @property
     def groups(self) -> GroupTable: ...
     @property
-    def tables(self) -> Tables: ...
+    def tables(self) -> SharedTables: ...
     def records(self, index: int) -> RankRecords:
-        """The records of class number `index`."""
+        """Return the records of class number `index`."""
         ...
 
 
 def write_trace(path: str | PathLike[str], content: Content) -> None:
-    """Writes a trace in one move: either the whole file is there, or nothing of it."""
+    """Write a trace in one move: the whole file or nothing."""
     groups, tables = content.groups, content.tables
-    classes = [content.records(k) for k in range(len(content.representatives))]
+    classes = [content.records(index) for index in range(len(content.representatives))]
     arrays: dict[str, npt.NDArray[Any]] = {
         "class_of_rank": _differences(content.class_of_rank),
         "groups": _differences(groups.members),
         "groups_offsets": groups.offsets,
     }
-    for k, records in enumerate(classes):
-        arrays |= {f"classes/{k}/records/{name}": column for name, column in records.records.columns.items()}
-        arrays |= {f"classes/{k}/calls/{name}": column for name, column in records.calls.columns.items()}
+    for index, records in enumerate(classes):
+        arrays |= {f"classes/{index}/records/{name}": column for name, column in records.records.columns.items()}
+        arrays |= {f"classes/{index}/calls/{name}": column for name, column in records.calls.columns.items()}
     documents = {
         "header": {
             "format": FORMAT,
@@ -105,19 +104,19 @@ def write_trace(path: str | PathLike[str], content: Content) -> None:
     archive.write(path, arrays, documents, compress=True)
 
 
-class Stored:
-    """The content of a trace file, each part read when it is asked for."""
+class StoredContent:
+    """The content of a trace file, each part read on demand."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         path = Path(path)
         self._file = archive.Reader(path / FILE_NAME if path.is_dir() else path, family=FORMAT, version=VERSION)
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> RunFacts:
         facts = dict(self._file.header["run"])
         for name in ("command", "captured_ranks"):
             facts[name] = tuple(facts[name])
-        return Run(**facts | {"notes": _notes(facts["notes"])})
+        return RunFacts(**facts | {"notes": _notes(facts["notes"])})
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
@@ -133,12 +132,12 @@ class Stored:
         return GroupTable.of_columns(self._file.document("groups"), members, self._file.array("groups_offsets"))
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> SharedTables:
         data = self._file.document("tables")
-        return Tables(
+        return SharedTables(
             signatures=SignatureTable(self._file.document("signatures")),
             lines=tuple(Line(*row) for row in data["lines"]),
-            splits=tuple((tuple(given), tuple(got)) for given, got in data["splits"]),
+            splits=tuple((tuple(inputs), tuple(outputs)) for inputs, outputs in data["splits"]),
             **{name: tuple(data[name]) for name in ("call_ops", "dtypes", "reduces")},
         )
 
@@ -173,7 +172,7 @@ class Stored:
 
 
 def _own_groups_to_json(records: RankRecords, groups: GroupTable) -> list[tuple[str, tuple[int, ...]]] | None:
-    """The representative's groups, where they are not simply those of the run that hold it."""
+    """Return the representative's groups, unless they are simply the run's groups that hold it."""
     if records.groups == _member_groups(groups, records.rank):
         return None
     return [(group.name, group.ranks) for group in records.groups]
@@ -186,7 +185,7 @@ def _class_to_json(records: RankRecords) -> dict[str, Any]:
     }
 
 
-def _tables_to_json(tables: Tables) -> dict[str, Any]:
+def _tables_to_json(tables: SharedTables) -> dict[str, Any]:
     return {
         "lines": [(line.file, line.line, line.function) for line in tables.lines],
         "splits": tables.splits,
@@ -197,7 +196,7 @@ def _tables_to_json(tables: Tables) -> dict[str, Any]:
 
 
 def _member_groups(groups: GroupTable, rank: int) -> tuple[Group, ...]:
-    return tuple(groups[int(k)] for k in groups.containing(rank))
+    return tuple(groups[int(index)] for index in groups.containing(rank))
 
 
 def _note_rows(notes: tuple[Note, ...]) -> list[tuple[str, str, int]]:

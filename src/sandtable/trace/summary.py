@@ -1,7 +1,7 @@
-"""Summary: the figures of a trace that a terminal shows after a run, as plain data.
+"""CaptureSummary: the figures of a trace that a terminal shows after a run, as plain data.
 
-"Per step" is the last complete optimizer step: the first one also holds what a script does once. Where a rank made no
-step, everything it did counts as one. Totals are for the whole job: each class counts as often as it has ranks.
+"Per step" means the last complete optimizer step, since the first one includes set-up. If a rank made no step,
+everything it did counts as one. Totals are for the whole job: each class counts once per rank.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from sandtable.trace.records import MemoryPeaks
 from sandtable.trace.trace import Trace
 from sandtable.trace.view import RankClass, RankView
 
-__all__ = ["ClassSummary", "NoteSummary", "Summary", "SyncPoint", "Traffic", "format_ranks", "summarise"]
+__all__ = ["CaptureSummary", "ClassSummary", "NoteSummary", "SyncPoint", "Traffic", "format_ranks", "summarise_trace"]
 
 NUM_SYNC_POINTS = 10
 
@@ -49,7 +49,7 @@ class SyncPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteSummary:
-    """A note of the capture with the script line it is about."""
+    """A note of the capture with its script line."""
 
     kind: str
     text: str
@@ -59,7 +59,7 @@ class NoteSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassSummary:
-    """One class of equal ranks; figures are for one of them."""
+    """One class of equal ranks; figures are per rank."""
 
     representative: int
     num_ranks: int
@@ -74,7 +74,7 @@ class ClassSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class CaptureSummary:
     """The figures of a run."""
 
     cluster: str
@@ -102,17 +102,17 @@ class Summary:
         """What the first class (that of rank 0) communicates in one step."""
         return self.classes[0].traffic if self.classes else ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as dictionaries, lists, texts and numbers, ready for JSON."""
-        plain: dict[str, Any] = _plain(asdict(self) | {"traffic": [asdict(row) for row in self.traffic]})
+    def to_dict(self) -> dict[str, object]:
+        """Return the same as dictionaries, lists, texts and numbers, ready for JSON."""
+        plain: dict[str, object] = _plain(asdict(self) | {"traffic": [asdict(row) for row in self.traffic]})
         return plain
 
 
-def summarise(trace: Trace) -> Summary:
-    """Reads every class once and adds up."""
+def summarise_trace(trace: Trace) -> CaptureSummary:
+    """Read every class once and add up."""
     costs = _Costs(trace)
     classes = tuple(_summarise_class(trace, rank_class, costs) for rank_class in trace.classes)
-    return Summary(
+    return CaptureSummary(
         cluster=trace.cluster,
         world_size=trace.world_size,
         gpus_per_node=trace.gpus_per_node,
@@ -135,7 +135,7 @@ def summarise(trace: Trace) -> Summary:
 
 
 def format_ranks(ranks: tuple[int, ...], *, max_ranges: int = 4) -> str:
-    """Ranks in ranges, cut short: `0-7, 128-135, ... (192 ranks)`."""
+    """Format ranks as ranges, cut short: `0-7, 128-135, ... (192 ranks)`."""
     if not ranks:
         return "none"
     column = np.asarray(ranks)
@@ -149,7 +149,7 @@ def format_ranks(ranks: tuple[int, ...], *, max_ranges: int = 4) -> str:
 
 
 class _Costs:
-    """FLOPs of the signatures of a trace, each worked out once."""
+    """FLOPs of the signatures of a trace, each computed once."""
 
     def __init__(self, trace: Trace) -> None:
         self._signatures = trace.signatures
@@ -158,7 +158,7 @@ class _Costs:
     def total(self, view: RankView, rows: slice) -> int:
         operators = view.records.kind[rows] == Kind.OPERATOR
         refs, counts = np.unique(view.records.ref[rows][operators], return_counts=True)
-        # Python integers: a step of a large model exceeds what int64 can add up.
+        # Python integers: a step of a large model exceeds int64.
         return sum(count * self._of(ref) for ref, count in zip(refs.tolist(), counts.tolist(), strict=True))
 
     def _of(self, ref: int) -> int:
@@ -187,7 +187,7 @@ def _summarise_class(trace: Trace, rank_class: RankClass, costs: _Costs) -> Clas
 
 
 def _traffic(view: RankView, step: slice) -> tuple[Traffic, ...]:
-    """Rows by operator and group, most bytes first."""
+    """Return rows by operator and group, most bytes first."""
     records, calls, names = view.records, view.calls, view.rank_class.records.call_ops
     rows = records.ref[step][records.kind[step] == Kind.COLLECTIVE]
     codes = calls.op[rows].astype(np.int64) << 32 | calls.group[rows]
@@ -216,8 +216,8 @@ def _sync_points(trace: Trace) -> tuple[SyncPoint, ...]:
     for rank_class in trace.classes:
         records = rank_class.records.records
         syncs = records.kind == Kind.HOST_SYNC
-        found = Counter(zip(records.value[syncs].tolist(), records.line[syncs].tolist(), strict=True))
-        for point, count in found.items():
+        counts = Counter(zip(records.value[syncs].tolist(), records.line[syncs].tolist(), strict=True))
+        for point, count in counts.items():
             busiest[point] = max(busiest[point], count)
             num_ranks[point] += rank_class.size
     points = []

@@ -1,11 +1,11 @@
-"""Trace: what every rank of a run did, told by one rank of each class.
+"""Trace: what every rank of a run did, with one captured rank per class.
 
     trace = Trace.load("out/trace.sandtable")
-    rank = trace.rank(1234)                     # columns of its class, groups and peers of its own
+    rank = trace.rank(1234)                     # the columns of its class, its own groups and peers
     for op in rank.operators(): ...             # (signature, stream, phase, line)
     for call in rank.collectives(): ...         # op, group, bytes, peer, line, ...
 
-Loading reads a header; the columns of a class are read when one of its ranks is looked at.
+Loading reads a header; the columns of a class are read on demand.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from sandtable.errors import TraceError
 from sandtable.trace.groups import Group, GroupTable
-from sandtable.trace.interning import Tables, intern_records
-from sandtable.trace.records import Line, Note, RankRecords
+from sandtable.trace.interning import intern_records
+from sandtable.trace.records import Line, Note, RankRecords, SharedTables
 from sandtable.trace.signature import SignatureTable
-from sandtable.trace.storage import FILE_NAME, VERSION, Content, Run, Stored, write_trace
+from sandtable.trace.storage import FILE_NAME, VERSION, Content, RunFacts, StoredContent, write_trace
 from sandtable.trace.view import RankClass, RankView
 
-__all__ = ["FILE_NAME", "Run", "Trace"]
+__all__ = ["FILE_NAME", "RunFacts", "Trace"]
 
 
 class Trace:
@@ -41,13 +41,13 @@ class Trace:
         *,
         classes: Mapping[int, Sequence[int]],
         groups: Iterable[Group],
-        run: Run,
+        run: RunFacts,
     ) -> "Trace":
-        """Puts captured representatives together.
+        """Assemble a trace from captured representatives.
 
-        `classes` gives the members of each representative's class, itself included. `groups` are all groups of the run
-        in creation order, each once: the k-th of them that holds a rank is that rank's group number k. Steps are those
-        of the rank that made the most; notes of the ranks are gathered after those of `run`.
+        `classes` gives the members of each representative's class, including itself. `groups` are all groups of the run
+        in creation order: the k-th of them that holds a rank is that rank's group number k. The number of steps is the
+        largest of any rank; notes of the ranks follow those of `run`.
         """
         representatives = tuple(sorted(classes))
         class_of_rank = _class_of_rank(representatives, classes, records, run.world_size)
@@ -59,7 +59,7 @@ class Trace:
             command=tuple(run.command),
             captured_ranks=tuple(sorted(int(rank) for rank in run.captured_ranks or records)),
         )
-        held = _Held(
+        content = _AssembledContent(
             run=run,
             representatives=representatives,
             class_of_rank=class_of_rank,
@@ -67,15 +67,15 @@ class Trace:
             tables=tables,
             shared=tuple(shared),
         )
-        return cls(held)
+        return cls(content)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Trace":
-        """Opens a trace file, or the one called `trace.sandtable` in a directory."""
-        return cls(Stored(path))
+        """Open a trace file, or the file `trace.sandtable` in a directory."""
+        return cls(StoredContent(path))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the trace to a file, or as `trace.sandtable` into a directory: all of it or nothing."""
+        """Write the trace to a file, or as `trace.sandtable` into a directory: all of it or nothing."""
         path = Path(path)
         write_trace(path / FILE_NAME if path.is_dir() else path, self._content)
 
@@ -87,7 +87,7 @@ class Trace:
         return VERSION
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunFacts:
         return self._content.run
 
     @property
@@ -105,7 +105,7 @@ class Trace:
 
     @property
     def ranks_per_node(self) -> int:
-        """How many ranks were started on each node: at most its GPUs."""
+        """The number of ranks started on each node: at most its GPUs."""
         return self.run.ranks_per_node or self.run.gpus_per_node
 
     @property
@@ -118,7 +118,7 @@ class Trace:
 
     @property
     def captured_ranks(self) -> tuple[int, ...]:
-        """Every rank really run, those that only verified a class too."""
+        """Every rank that ran, including those that only verified a class."""
         return self.run.captured_ranks
 
     @property
@@ -145,12 +145,12 @@ class Trace:
 
     @property
     def signatures(self) -> SignatureTable:
-        """Every signature of the run: what `ref` of an operator points at, in every class."""
+        """Every signature of the run; `ref` of an operator is an index into it, in every class."""
         return self._content.tables.signatures
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Every script line of the run: what `line` points at, in every class."""
+        """Every script line of the run; `line` is an index into it, in every class."""
         return self._content.tables.lines
 
     @cached_property
@@ -160,12 +160,14 @@ class Trace:
         order = np.argsort(owners, kind="stable")
         bounds = np.searchsorted(owners[order], np.arange(len(self._content.representatives) + 1))
         return tuple(
-            RankClass(rank, tuple(order[bounds[k] : bounds[k + 1]].tolist()), partial(self._content.records, k))
-            for k, rank in enumerate(self._content.representatives)
+            RankClass(
+                rank, tuple(order[bounds[index] : bounds[index + 1]].tolist()), partial(self._content.records, index)
+            )
+            for index, rank in enumerate(self._content.representatives)
         )
 
     def class_of(self, rank: int) -> RankClass:
-        """The class that `rank` belongs to."""
+        """Return the class that `rank` belongs to."""
         owners = self._content.class_of_rank
         if not 0 <= rank < len(owners):
             raise TraceError(f"rank must be between 0 and {len(owners) - 1}, but got {rank}; choose one of this run")
@@ -178,19 +180,19 @@ class Trace:
         return self.classes[index]
 
     def rank(self, rank: int) -> RankView:
-        """What `rank` did."""
+        """Return a view of what `rank` did."""
         return RankView(rank, self.class_of(rank), self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """Content of a trace just put together, all in memory."""
+class _AssembledContent:
+    """The content of a newly assembled trace, all in memory."""
 
-    run: Run
+    run: RunFacts
     representatives: tuple[int, ...]
     class_of_rank: npt.NDArray[np.int32]
     groups: GroupTable
-    tables: Tables
+    tables: SharedTables
     shared: tuple[RankRecords, ...]
 
     def records(self, index: int) -> RankRecords:
@@ -204,7 +206,7 @@ def _class_of_rank(
     world_size: int,
 ) -> npt.NDArray[np.int32]:
     owners = np.full(world_size, -1, dtype=np.int32)
-    for k, representative in enumerate(representatives):
+    for index, representative in enumerate(representatives):
         members = np.asarray(classes[representative], dtype=np.int64)
         if representative not in records or representative not in members:
             raise TraceError(
@@ -216,5 +218,5 @@ def _class_of_rank(
                 f"each rank below the world size ({world_size}) must be in one class at most, but the class of rank "
                 f"{representative} holds others; name every rank once"
             )
-        owners[members] = k
+        owners[members] = index
     return owners

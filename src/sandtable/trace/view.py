@@ -1,4 +1,4 @@
-"""View: one rank of a trace, whether it was captured itself or stands in a class with one that was.
+"""View: one rank of a trace, whether it was captured itself or belongs to the class of one that was.
 
 The columns are those of the class's representative; groups and peers are the rank's own.
 """
@@ -42,7 +42,7 @@ class Collective:
     bytes_in: int
     bytes_out: int
     peer: int | None
-    """The other rank of a point-to-point call or the root of a rooted collective, as a rank of the world."""
+    """The other rank of a point-to-point call or the root of a rooted collective, as a world rank."""
     stream: int
     phase: Phase
     line: Line
@@ -53,7 +53,7 @@ class Collective:
 
 
 class RankClass:
-    """Ranks that did the same work: one of them, the representative, was captured for all. Columns load when used."""
+    """Ranks that did the same work; one of them, the representative, was captured for all. Columns load on demand."""
 
     def __init__(self, representative: int, ranks: tuple[int, ...], load: Callable[[], RankRecords]) -> None:
         self.representative = representative
@@ -109,17 +109,17 @@ class RankView:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The groups this rank is a member of, in creation order: what `calls.group` points at."""
+        """The groups that this rank is a member of, in creation order; `calls.group` is an index into them."""
         if self.rank == self.rank_class.representative:
             return self._captured.groups
-        return tuple(self._groups[int(k)] for k in self._groups.containing(self.rank))
+        return tuple(self._groups[int(index)] for index in self._groups.containing(self.rank))
 
     def group(self, index: int) -> Group:
-        """The rank's own group number `index`, with its own members."""
+        """Return the rank's own group number `index`."""
         return self.groups[index]
 
     def peer(self, row: int) -> int | None:
-        """The world rank that call number `row` talks to (the other end, or the root); None where there is none."""
+        """Return the world rank of the other end or the root of call number `row`; None where there is none."""
         calls = self.calls
         peer = int(calls.peer[row])
         if peer < 0:
@@ -130,11 +130,11 @@ class RankView:
         return ranks[peer]
 
     def digest(self) -> str:
-        """The hash of the rank's work, equal for equal work."""
+        """Return the hash of the rank's work, equal for equal work."""
         return self.rank_class.digest
 
     def operators(self, rows: slice = slice(None)) -> Iterator[Operator]:
-        """The operators in order, of all records or of a slice such as one of `step_slices`."""
+        """Yield the operators in order, of all records or of a slice such as one of `step_slices`."""
         captured, records = self._captured, self.records
         chosen = np.flatnonzero(records.kind[rows] == Kind.OPERATOR) + rows.indices(len(records))[0]
         columns = (records.ref[chosen], records.stream[chosen], records.phase[chosen], records.line[chosen])
@@ -142,21 +142,21 @@ class RankView:
             yield Operator(captured.signatures[ref], stream, Phase(phase), captured.lines[line])
 
     def collectives(self, rows: slice = slice(None)) -> Iterator[Collective]:
-        """The collective and point-to-point calls in order of issue, of all records or of a slice."""
+        """Yield the collective and point-to-point calls in order of issue, of all records or of a slice."""
         records = self.records
         start = rows.indices(len(records))[0]
         for index in (np.flatnonzero(records.kind[rows] == Kind.COLLECTIVE) + start).tolist():
             yield self._collective(index)
 
     def memory_timeline(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Record indices of allocations and frees, and the bytes allocated after each."""
+        """Return the record indices of allocations and frees, and the bytes allocated after each."""
         kind, value = self.records.kind, self.records.value
         index = np.flatnonzero((kind == Kind.ALLOC) | (kind == Kind.FREE))
         change = np.where(kind[index] == Kind.ALLOC, value[index], -value[index])
         return index, np.cumsum(change)
 
     def step_slices(self) -> tuple[slice, ...]:
-        """The records of each complete optimizer step, its end included. Step 0 holds what came before it too."""
+        """Return the records of each complete optimizer step with its end. Step 0 includes what came before it."""
         ends = np.flatnonzero(self.records.kind == Kind.STEP) + 1
         starts = [0, *ends.tolist()]
         return tuple(slice(start, end) for start, end in zip(starts, ends.tolist(), strict=False))

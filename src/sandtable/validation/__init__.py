@@ -1,25 +1,35 @@
-"""By how much we are wrong: published runs, rehearsed and held against what was measured."""
+"""HOW WRONG WE ARE: `validate()` rehearses published runs and compares the predictions with what was measured."""
 
-from sandtable.validation.captures import cache_directory
-from sandtable.validation.page import fill_page
-from sandtable.validation.rows import Row, RowSet, load_set, load_sets
-from sandtable.validation.run import Choice, Report, validate
+from sandtable.validation.rows import PublishedRow, RowSet, load_set, load_sets
+from sandtable.validation.run import (
+    Choice,
+    RowFailed,
+    RowPredicted,
+    RowStarted,
+    cache_directory,
+    save_report,
+    validate,
+)
 from sandtable.validation.scatter import scatter_svg
-from sandtable.validation.scores import Outcome, Score
-from sandtable.validation.show import print_report
+from sandtable.validation.scores import RowOutcome, Score, ValidationReport
+from sandtable.validation.tables import fill_page, print_report
 
 __all__ = [
     "Choice",
-    "Outcome",
-    "Report",
-    "Row",
+    "PublishedRow",
+    "RowFailed",
+    "RowOutcome",
+    "RowPredicted",
     "RowSet",
+    "RowStarted",
     "Score",
+    "ValidationReport",
     "cache_directory",
     "fill_page",
     "load_set",
     "load_sets",
     "print_report",
+    "save_report",
     "scatter_svg",
     "validate",
 ]

@@ -1,28 +1,28 @@
-"""Rows: runs that somebody measured and published, and how to rehearse them.
+"""Rows: runs that others measured and published, and how to rehearse them.
 
-A `RowSet` is one file of validation/rows; a `Row` is one run of it, with the flags that make the script do what was
-measured. No code knows a row by its name: which rows may be calibrated on is written beside the rows.
+A `RowSet` is one file of validation/rows; a `PublishedRow` is one of its runs, with the flags that make the script
+repeat it. No code treats a row by its name: the files themselves mark the rows to calibrate on.
 """
 
 import csv
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from sandtable.errors import ValidationSetError
+from sandtable.toml_tables import load_table
 from sandtable.validation.schema import CsvRows, RowFile, RowTable, ScoreTable
 
-__all__ = ["Row", "RowSet", "load_set", "load_sets"]
+__all__ = ["PublishedRow", "RowSet", "load_set", "load_sets"]
+
+_CHECKOUT = Path(__file__).parents[3] / "validation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measured run. `settings` holds all it was run with; `args` are the script's flags."""
+class PublishedRow:
+    """One measured run: all its settings, and the flags (`args`) that they become."""
 
     id: str
     use: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSet:
-    """The rows of one publication, and the script that stands for what was run."""
+    """The rows of one publication, and the script that repeats its runs."""
 
     name: str
     title: str
@@ -49,30 +49,34 @@ class RowSet:
     assumes: tuple[str, ...]
     rank_within: tuple[str, ...]
     scores: Mapping[str, ScoreTable]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
 
-    def select(self, score: str) -> list[Row]:
-        """Rows that have a figure for `score`."""
+    def select(self, score: str) -> list[PublishedRow]:
+        """Return the rows that have a figure for `score`."""
         return [row for row in self.rows if score in row.measured]
 
 
-def load_sets(directory: Path) -> list[RowSet]:
-    """Every set of `directory` (validation/, with rows and scripts in it), by name. No two rows share an id."""
+def load_sets(directory: Path | None = None) -> list[RowSet]:
+    """Load every set in `directory`, sorted by name; it holds rows/ and scripts/.
+
+    The default is validation/ of this checkout, or else of the current directory. No two rows may share an id.
+    """
+    directory = directory or (_CHECKOUT if _CHECKOUT.is_dir() else Path("validation"))
     files = [file for file in sorted((directory / "rows").glob("*.toml")) if _is_set(file)]
     if not files:
         raise ValidationSetError(
             f"{directory}/rows must hold files of published rows, but has none; run from a checkout of the repository, "
-            "or name its validation directory with --from"
+            "or give its validation directory with --from"
         )
     sets = [load_set(file) for file in files]
-    _require_unique([row.id for each in sets for row in each.rows], "rows of all files")
-    _require_unique([score for each in sets for score in each.scores], "scores of all files")
+    _require_unique([row.id for row_set in sets for row in row_set.rows], "rows of all files")
+    _require_unique([score for row_set in sets for score in row_set.scores], "scores of all files")
     return sets
 
 
 def load_set(file: Path) -> RowSet:
-    """The rows in `file`; its script must be in the directory `scripts` beside the file's own."""
-    data = _read(file)
+    """Load the rows of `file`; its script must be in the directory `scripts` next to the file's own."""
+    data = load_table(file, RowFile, error=ValidationSetError)
     scripts = file.parent.parent / "scripts"
     if not (scripts / data.script).is_file():
         raise ValidationSetError(f"{file}: script must be a file in {scripts}, but there is no '{data.script}'")
@@ -94,21 +98,8 @@ def load_set(file: Path) -> RowSet:
 
 
 def _is_set(file: Path) -> bool:
-    """Machines that only a set uses (`_name.toml`) and curves of collectives lie in the same directory."""
+    """Return whether the file holds rows, not a machine of a set (`_name.toml`) or curves of collectives."""
     return not file.name.startswith("_") and not file.read_text(encoding="utf-8").count("\n[[curves]]\n")
-
-
-def _read(file: Path) -> RowFile:
-    try:
-        return RowFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ValidationSetError(f"{file}: the file must be readable TOML, but: {error}; correct it") from None
-    except ValidationError as error:
-        lines = (
-            f"{file}: {'.'.join(map(str, each['loc']))} must be right, but {each['msg']} (got {each['input']!r:.80})"
-            for each in error.errors()
-        )
-        raise ValidationSetError("\n".join(lines)) from None
 
 
 def _rows_of_csv(file: Path, table: CsvRows) -> Iterable[RowTable]:
@@ -135,7 +126,7 @@ def _number(text: str) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def _row(file: Path, data: RowFile, table: RowTable) -> Row:
+def _row(file: Path, data: RowFile, table: RowTable) -> PublishedRow:
     settings = {**data.settings, **table.settings}
     if not isinstance(settings.get("gpus"), int) or settings["gpus"] < 1:
         raise ValidationSetError(f"{file}: row {table.id} must have gpus, a number of at least 1; add it")
@@ -144,7 +135,7 @@ def _row(file: Path, data: RowFile, table: RowTable) -> Row:
             f"{file}: measured of row {table.id} must name scores of the file, but '{unknown[0]}' is none; "
             f"there are {', '.join(data.scores)}"
         )
-    return Row(
+    return PublishedRow(
         id=table.id,
         use=table.use,
         settings=settings,
@@ -155,7 +146,7 @@ def _row(file: Path, data: RowFile, table: RowTable) -> Row:
 
 
 def _flags(flags: Mapping[str, str], settings: Mapping[str, Any]) -> Iterable[str]:
-    """A setting that is true is a flag alone; one that is false or absent is no flag."""
+    """Yield a flag alone for a setting that is true, and none for one that is false or absent."""
     for name, flag in flags.items():
         value = settings.get(name, False)
         if value is True:
@@ -168,7 +159,7 @@ def _cluster(file: Path, name: str) -> str:
     return str(file.parent / name) if name.endswith(".toml") else name
 
 
-def _require_unique(names: Sequence[str], where: str) -> None:
+def _require_unique(names: Sequence[str], place: str) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise ValidationSetError(f"{where}: names must be unique, but {', '.join(repeated[:5])} appear more than once")
+        raise ValidationSetError(f"{place}: names must be unique, but {', '.join(repeated[:5])} appear more than once")

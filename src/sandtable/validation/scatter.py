@@ -1,21 +1,20 @@
-"""Scatter: predicted against measured, every row a point, as an SVG that follows light and dark pages."""
+"""Scatter plot: predicted against measured, one point per row, as an SVG that follows light and dark pages."""
 
 import math
 from collections.abc import Callable
 from html import escape
 from types import MappingProxyType
 
-from sandtable.validation.run import Report
-from sandtable.validation.scores import Outcome, Score
+from sandtable.validation.scores import RowOutcome, Score, ValidationReport
 
 __all__ = ["scatter_svg"]
 
-Point = tuple[float, float, Outcome]
+Point = tuple[float, float, RowOutcome]
 """Measured and predicted seconds, and the row."""
 
 _SIZE, _MARGIN = 640, 64
 _GOLDEN_ANGLE = 137.5
-"""Degrees between the hues of two series: no two of many come out alike."""
+"""Degrees between the hues of two series: even many hues stay apart."""
 _SECONDS = MappingProxyType({"step_s": 1.0, "step_ms": 1e-3})
 _RATES = frozenset({"samples_per_s", "samples_per_gpu_s", "tokens_per_gpu_s"})
 _HEAD = (
@@ -28,33 +27,33 @@ _STYLE = (
 )
 
 
-def scatter_svg(report: Report) -> str:
-    """Step times of all scores that are times or rates, in seconds, on logarithmic axes."""
-    series = [(each.name, points) for each in report.scores if (points := _points(each))]
+def scatter_svg(report: ValidationReport) -> str:
+    """Draw the step times of all scores that are times or rates, in seconds, on logarithmic axes."""
+    series = [(score.name, points) for score in report.scores if (points := _points(score))]
     values = [value for _, points in series for point in points for value in point[:2]]
     low, high = _half_decade(min(values, default=1.0), math.floor), _half_decade(max(values, default=10.0), math.ceil)
     scale = (_SIZE - 2 * _MARGIN) / max(high - low, 0.5)
     parts = [_frame(low, high, scale)]
-    for k, (name, points) in enumerate(series):
-        colour = f"hsl({(210 + k * _GOLDEN_ANGLE) % 360:.0f} 55% 48%)"
+    for index, (name, points) in enumerate(series):
+        colour = f"hsl({(210 + index * _GOLDEN_ANGLE) % 360:.0f} 55% 48%)"
         parts += [_dot(point, colour=colour, low=low, scale=scale) for point in points]
         parts.append(
-            f'<circle cx="{_MARGIN + 14}" cy="{_MARGIN + 16 + 18 * k}" r="4" fill="{colour}"/>'
-            f'<text x="{_MARGIN + 24}" y="{_MARGIN + 20 + 18 * k}">{escape(name)}</text>'
+            f'<circle cx="{_MARGIN + 14}" cy="{_MARGIN + 16 + 18 * index}" r="4" fill="{colour}"/>'
+            f'<text x="{_MARGIN + 24}" y="{_MARGIN + 20 + 18 * index}">{escape(name)}</text>'
         )
     return "\n".join([_HEAD, _STYLE, *parts, "</svg>", ""])
 
 
 def _points(score: Score) -> list[Point]:
-    """A rate becomes the time that the same work takes at that rate."""
+    """Return the points of a score; a rate becomes the time that the same work takes at that rate."""
     points = []
-    for each in score.outcomes:
+    for outcome in score.outcomes:
         if score.quantity in _SECONDS:
             unit = _SECONDS[score.quantity]
-            points.append((each.measured * unit, each.predicted * unit, each))
+            points.append((outcome.measured * unit, outcome.predicted * unit, outcome))
         elif score.quantity in _RATES:
-            predicted = each.prediction.step_ns / 1e9
-            points.append((predicted * each.predicted / each.measured, predicted, each))
+            predicted = outcome.prediction.step_ns / 1e9
+            points.append((predicted * outcome.predicted / outcome.measured, predicted, outcome))
     return points
 
 

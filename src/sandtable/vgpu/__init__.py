@@ -1,22 +1,32 @@
-"""A GPU THAT IS NOT THERE: `launch(job)` runs an unmodified script on virtual GPUs and returns its `Trace`."""
+"""A GPU THAT IS NOT THERE: `Launcher().launch(job)` runs an unmodified script on virtual GPUs and returns a `Trace`."""
 
 from collections.abc import Callable
 from typing import Any
 
 from sandtable.vgpu.build import core_path
-from sandtable.vgpu.launcher import launch
-from sandtable.vgpu.output import TerminalView, View
+from sandtable.vgpu.classes import Limits
+from sandtable.vgpu.launcher import CaptureResult, Launcher, launch, open_launcher, use_launcher
 from sandtable.vgpu.settings import Job
 
-__all__ = ["Job", "TerminalView", "View", "core_path", "launch", "register_shape"]
+__all__ = [
+    "CaptureResult",
+    "Job",
+    "Launcher",
+    "Limits",
+    "core_path",
+    "launch",
+    "open_launcher",
+    "register_shape",
+    "use_launcher",
+]
 
 
 def register_shape(operator: str, function: Callable[..., Any]) -> None:
-    """Say what shape an operator's outputs have, where torch does not know.
+    """Register the output shapes of an operator that torch has no shape for.
 
     `operator` is its name with overload ("mylib::attention"), `function` takes its arguments in order, tensors on the
-    meta device, and returns meta tensors shaped like its outputs. Outside a rehearsal this does nothing: a script may
-    always call it.
+    meta device, and returns meta tensors shaped like its outputs. Outside a rehearsal this does nothing, so
+    a script may always call it.
     """
     import sys
 

@@ -1,4 +1,4 @@
-"""Adaptations: the few functions of torch that a rehearsal must answer in its own way."""
+"""Adaptations: the few functions of torch that behave differently in a rehearsal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LARGE_WEIGHT_BYTES = MIB
 
 
 def adapt(core: ModuleType) -> None:
-    """Replace them in this process."""
+    """Replace these functions in this process."""
     import torch
 
-    # Backward then runs on the thread that calls it. On a thread of its own, what it frees last is freed at a moment
-    # that differs from run to run, and so would the records of equal ranks.
+    # Backward then runs on the thread that calls it. On its own thread it would free its last tensors at a moment that
+    # differs from run to run, and the records of equal ranks would differ.
     torch._C._set_multithreading_enabled(False)
     _prefer_fake_kernels()
     torch.compile = _eager_compile(core)
@@ -39,7 +39,7 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
     said: list[bool] = []
 
     def compile_eagerly(model: Any = None, **options: Any) -> Any:
-        """``torch.compile`` in a rehearsal: the model itself. The operators recorded are the eager ones."""
+        """Return the model itself, in place of ``torch.compile``: eager operators are recorded."""
         if not said:
             said.append(True)
             core.note("torch.compile", "the model ran eagerly: operators are recorded before any fusion")
@@ -52,14 +52,14 @@ def _eager_compile(core: ModuleType) -> Callable[..., Any]:
 
 
 def _prefer_fake_kernels() -> None:
-    """A custom operator's kernel for the card needs the card: its fake one, which knows the shapes, is used instead."""
+    """Use a custom operator's fake kernel, which knows the shapes, in place of its kernel for the card."""
     from torch._library.custom_ops import CustomOpDef
 
     register = CustomOpDef.register_kernel
 
     def register_kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
-        asked = [device_types] if isinstance(device_types, str) else device_types
-        kept = None if asked is None else [device for device in asked if device != "cuda"]
+        requested = [device_types] if isinstance(device_types, str) else device_types
+        kept = None if requested is None else [device for device in requested if device != "cuda"]
         if kept == []:
             return (lambda function: function) if fn is None else fn
         return register(self, kept, fn)
@@ -68,8 +68,10 @@ def _prefer_fake_kernels() -> None:
 
 
 def _follow_functions(core: ModuleType) -> None:
-    """The forward of an autograd function turns gradients off: inside backward, only the call itself tells that it is
-    part of a forward pass done again."""
+    """Mark calls of autograd functions, whose forward turns gradients off.
+
+    Inside backward, only the call itself shows that it is part of a forward pass done again.
+    """
     from torch.autograd import Function
 
     original = Function.__dict__["apply"].__func__
@@ -87,7 +89,7 @@ def _follow_functions(core: ModuleType) -> None:
 
 
 def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: Any) -> Any:
-    """Compiled flex attention is one fused kernel: on record it is the fused attention of the same size, unmasked."""
+    """Record compiled flex attention, one fused kernel, as fused attention of the same size without a mask."""
     import torch
 
     shared = {name: options[name] for name in ("scale", "enable_gqa") if options.get(name) is not None}
@@ -139,7 +141,7 @@ def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _write_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``pickle`` and the old file format write a storage by its address; a virtual one has its values elsewhere."""
+    """Have ``pickle`` and the old file format write a virtual storage's values, which are not at its address."""
 
     def write_file(self: Any, *args: Any) -> Any:
         return original(self.cpu() if self.device.type == "cuda" else self, *args)

@@ -1,7 +1,7 @@
-"""Build: compiles the C++ core against the installed torch, once for each torch and each version of the sources.
+"""Build: compiles the C++ core against the installed torch, once per version of torch and of the sources.
 
-The sources are grouped into two translation units, compiled side by side: most of the time goes into torch's headers,
-and each of them is then read once or twice instead of ten times.
+The sources form two translation units, compiled side by side: most of the time goes into torch's headers, which are
+then read twice instead of ten times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandtable.errors import BuildError
-from sandtable.native import cache_directory, compiler, require_success, shelved
+from sandtable.native import cache_directory, cached_library, compiler, forget_library, require_success
 from sandtable.vgpu.preload import torch_directory
 
 __all__ = ["core_path"]
@@ -33,11 +33,16 @@ _LIBRARY = "sandtable_core.so"
 _SUPPORTED_TORCH = "2.13"
 
 
-def core_path(say: Callable[[str], None] | None = None) -> Path:
-    """The built core; builds it first if need be, telling `say` how it goes."""
+def core_path(show: Callable[[str], None] | None = None, *, is_unloadable: bool = False) -> Path:
+    """Return the path of the core, building it if necessary; `show` takes lines about the progress.
+
+    With `is_unloadable` an intact cached core is built again, because it did not load.
+    """
     version = _torch_version()
     target = cache_directory() / f"torch-{version}-{_fingerprint(version)}" / _LIBRARY
-    return shelved(target, lambda place: _build(place, say or _say, version))
+    if is_unloadable:
+        forget_library(target)
+    return cached_library(target, lambda path: _build(path, show or _show, version))
 
 
 def _torch_version() -> str:
@@ -63,7 +68,7 @@ def _fingerprint(torch_version: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(target: Path, say: Callable[[str], None], version: str) -> None:
+def _build(target: Path, show: Callable[[str], None], version: str) -> None:
     command_name = compiler()
     includes = _includes()
     start = time.monotonic()
@@ -77,20 +82,18 @@ def _build(target: Path, say: Callable[[str], None], version: str) -> None:
             with open(scratch / f"{unit}.log", "w") as log:
                 running[unit] = subprocess.Popen(command, stderr=log, stdout=log)
         while any(process.poll() is None for process in running.values()):
-            say(f"building the virtual GPU for torch {version}, once: {time.monotonic() - start:.0f} s")
+            show(f"building the virtual GPU for torch {version}, once: {time.monotonic() - start:.0f} s")
             time.sleep(0.5)
         for unit, process in running.items():
             require_success(process.returncode, scratch / f"{unit}.log")
-        library = scratch / _LIBRARY
         lib = os.path.join(torch_directory(), "lib")
         objects = [str(scratch / f"{unit}.o") for unit in _UNITS]
         linked = [f"-l{name}" for name in ("torch_python", "torch", "torch_cpu", "c10")]
-        link = [command_name, "-shared", "-o", str(library), *objects, f"-L{lib}", *linked, f"-Wl,-rpath,{lib}"]
+        link = [command_name, "-shared", "-o", str(target), *objects, f"-L{lib}", *linked, f"-Wl,-rpath,{lib}"]
         with open(scratch / "link.log", "w+") as log:
             code = subprocess.run(link, stderr=log, stdout=log, check=False).returncode
         require_success(code, scratch / "link.log")
-        os.replace(library, target)
-    say(f"built the virtual GPU for torch {version} in {time.monotonic() - start:.0f} s\n")
+    show(f"built the virtual GPU for torch {version} in {time.monotonic() - start:.0f} s\n")
 
 
 def _includes() -> list[str]:
@@ -105,7 +108,7 @@ def _includes() -> list[str]:
     return [f"-I{_SOURCES}", f"-I{torch}", f"-I{api}", f"-I{python}"]
 
 
-def _say(text: str) -> None:
+def _show(text: str) -> None:
     end = "" if sys.stderr.isatty() and not text.endswith("\n") else "\n"
     if end and not text.endswith("\n"):
         return  # not a terminal: only the last line

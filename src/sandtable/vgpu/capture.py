@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 
-import sandtable
 from sandtable.trace import Line, MemoryPeaks, Note, RankRecords
 from sandtable.units import MIB
 from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
-from sandtable.vgpu.exchange import Exchange
-from sandtable.vgpu.face import device as face_device
-from sandtable.vgpu.job_store import offer_store
-from sandtable.vgpu.jobs import follow_jobs
-from sandtable.vgpu.messages import MessageRecorder
+from sandtable.vgpu.cuda_api import device as cuda_device
+from sandtable.vgpu.failures import library_prefixes
+from sandtable.vgpu.futures import follow_futures
+from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.ordering import in_order
 from sandtable.vgpu.process_groups import GroupAnnouncer
+from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.settings import RankSettings
+from sandtable.vgpu.socket_messages import MessageRecorder
 from sandtable.vgpu.steps import StepCounter
 from sandtable.vgpu.stop import StopCapture
 
 __all__ = ["CONTEXT_BYTES", "Capture"]
 
 CONTEXT_BYTES = 512 * MIB
-"""What a CUDA context and the libraries' kernels take of the card before the first tensor."""
+"""Memory that a CUDA context and the libraries' kernels take before the first tensor."""
 
 _REDUCES = ("", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
 _RECORD_TYPES = {
@@ -62,7 +59,7 @@ _CALL_TYPES = {
 
 
 class Capture:
-    """A capture under way in this process."""
+    """A running capture in this process."""
 
     def __init__(self, settings: RankSettings, core: ModuleType, groups: GroupAnnouncer, steps: StepCounter) -> None:
         self._settings = settings
@@ -72,35 +69,35 @@ class Capture:
         self._base_seconds = _core_seconds()
 
     @classmethod
-    def start(cls, settings: RankSettings, exchange: Exchange) -> Capture:
-        """Make this process a rank: a node's worth of cards, the groups' wire, and the hooks that count steps."""
+    def start(cls, settings: RankSettings, channel: RankChannel) -> Capture:
+        """Make this process a rank: set up the node's cards, the groups' channel, and the hooks that count steps."""
         core = preload.loaded_core()
         device = settings.device
         core.configure(settings.gpus_per_node, device.memory_bytes, CONTEXT_BYTES, device.major)
-        core.set_library_prefixes(_library_prefixes())
-        face_device.describe(device, count=settings.gpus_per_node)
-        _forget_zygote()
-        core.set_wire(exchange)
-        exchange.take_notes = core.take_notes
-        groups = GroupAnnouncer(core, exchange, rank=settings.rank, world_size=settings.world_size)
+        core.set_library_prefixes(library_prefixes())
+        cuda_device.describe(device, count=settings.gpus_per_node)
+        _forget_fork_server()
+        core.set_wire(channel)
+        channel.take_logged_calls = core.take_notes
+        groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
         steps = StepCounter(core, wanted=settings.num_steps)
         steps.install()
         adapt(core)
-        follow_jobs(core)
+        follow_futures(core)
 
         def ask(*request: Any) -> Any:
             steps.go_on()
-            return exchange.ask_store(*request)
+            return channel.ask_store(*request)
 
         offer_store(ask)
-        MessageRecorder(core, exchange, groups, steps).install()
+        MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
         return cls(settings, core, groups, steps)
 
     def finish(self, stop_reason: str) -> RankRecords:
-        """Stop recording and hand over what was recorded."""
+        """Stop recording and return the records."""
         core = self._core
         core.set_recording(False)
         calls = core.calls()
@@ -144,20 +141,13 @@ def _stopper(reason: str) -> Callable[[], NoReturn]:
     return stop
 
 
-def _forget_zygote() -> None:
-    """What the process this one was forked from said of CUDA does not count here."""
+def _forget_fork_server() -> None:
+    """Reset what the fork server knew about CUDA."""
     import torch
 
     torch.cuda._initialized = False
     torch.cuda._cached_device_count = None
-    face_device.forget_init()
-
-
-def _library_prefixes() -> list[str]:
-    """Files whose lines are not the user's: torch, the standard library, installed packages, sandtable."""
-    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [preload.torch_directory(), str(Path(sandtable.__file__).parent)]
-    return sorted({os.path.join(path, "") for path in paths})
+    cuda_device.forget_init()
 
 
 def _core_seconds() -> float:

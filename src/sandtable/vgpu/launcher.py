@@ -1,131 +1,267 @@
-"""The launcher: `launch(job)` runs a script on virtual GPUs and returns its trace.
+"""The launcher: runs scripts on virtual GPUs and returns their traces.
 
-It stands where torchrun would, but starts only as many ranks as it takes to know what all of them do. It never imports
-torch: ranks are forked from the zygote, which has. Whatever happens, no process outlives it.
+    with Launcher() as launcher:
+        trace = launcher.launch(job)
+
+It takes the place of torchrun, but starts only as many ranks as it takes to know what all of them do. It never imports
+torch: ranks are forked from the fork server, which has. The first launch starts the fork server and later ones use it
+again, so they cost little more than the script's own work. Whatever happens, no process outlives the launcher.
 """
 
 import os
 import resource
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
-from sandtable.errors import SandtableError
-from sandtable.trace import Group, Note, RankRecords, Run, Trace
-from sandtable.vgpu.nursery import Nursery
-from sandtable.vgpu.output import View
-from sandtable.vgpu.rank import Task
+from sandtable.errors import FindingError, LaunchError, SandtableError
+from sandtable.events import Listener, Noticed, Started, ignore
+from sandtable.trace import Group, Note, RankRecords, RunFacts, Trace
+from sandtable.vgpu.build import core_path as built_core_path
+from sandtable.vgpu.fork_client import ForkClient
+from sandtable.vgpu.preload import UnloadableCoreError
 from sandtable.vgpu.session import Session
-from sandtable.vgpu.settings import Job
+from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
 
-__all__ = ["launch"]
+__all__ = ["CaptureResult", "Launcher", "launch", "open_launcher", "use_launcher"]
 
 _MAX_ATTEMPTS = 3
 
+_shared: ContextVar["Launcher | None"] = ContextVar("sandtable_launcher", default=None)
 
-def launch(job: Job, *, view: View | None = None) -> Trace:
-    """Captures the job; what ranks print and how far it is goes to `view`.
 
-    Raises ScriptError if the script fails on a rank, MismatchError if ranks do not agree, LaunchError if nothing can be
-    started. KeyboardInterrupt is passed on. In every case all processes have ended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureResult:
+    """The result of a capture: its trace, and the error if it failed.
+
+    The trace of a failed capture holds what the ranks recorded until then; it has no classes if none could save
+    anything.
     """
-    clock, own_seconds = time.monotonic(), _own_seconds()
-    view = view or View()
+
+    trace: Trace
+    error: SandtableError | None = None
+
+
+class Launcher:
+    """Runs jobs one after another; use it as a context. Threads may share it: their launches wait for each other.
+
+    `runtime` is the fork server's entry module, and `core_path` the virtual GPU's library; by default it is built on
+    first use.
+    """
+
+    def __init__(self, *, runtime: str = "sandtable.vgpu.runtime", core_path: str | None = None) -> None:
+        self._runtime = runtime
+        self._core_path = core_path
+        self._client: ForkClient | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Launcher":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the fork server and everything it forked."""
+        with self._lock:
+            self._is_closed = True
+            self._stop()
+
+    def launch(self, job: Job, *, listen: Listener = ignore) -> Trace:
+        """Capture the job and return its trace; raise the error if it failed.
+
+        Raises ScriptError if the script fails on a rank, MismatchError if ranks do not agree, LaunchError or BuildError
+        if nothing can be started. KeyboardInterrupt is passed on. In every case all ranks have ended.
+        """
+        result = self.capture(job, listen=listen)
+        if result.error is not None:
+            raise result.error
+        return result.trace
+
+    def capture(self, job: Job, *, listen: Listener = ignore) -> CaptureResult:
+        """Capture the job; a failure of the script is part of the result.
+
+        `listen` takes the events of the capture, in this thread. Raises LaunchError or BuildError if the job cannot be
+        run, and passes on KeyboardInterrupt. In every case all ranks have ended.
+        """
+        with self._lock:
+            clock, own_seconds = time.monotonic(), _own_seconds()
+            listen(Started(command=_command(job), world_size=job.world_size))
+            client = self._ready_client()
+            try:
+                with tempfile.TemporaryDirectory(prefix="sandtable-") as directory:
+                    finished = self._run(job, client, listen, Path(directory))
+                core_seconds = client.end_launch() + _own_seconds() - own_seconds
+            except BaseException:
+                self._stop()
+                raise
+            trace = _assemble(job, finished, wall_seconds=time.monotonic() - clock, core_seconds=core_seconds)
+            return CaptureResult(trace=trace, error=finished.error)
+
+    def _run(self, job: Job, client: ForkClient, listen: Listener, directory: Path) -> "_FinishedSession":
+        _allow_descriptors(job)
+        try:
+            return _run_sessions(job, client, listen, directory)
+        except BaseException:
+            self._stop()  # before the directory that its ranks write to is removed
+            raise
+
+    def _ready_client(self) -> ForkClient:
+        """Return the running fork server, or start one."""
+        if self._is_closed:
+            raise LaunchError("a launcher must be open to launch, but this one is closed; make a new Launcher")
+        if self._client is not None and not self._client.is_usable:
+            self._stop()
+        if self._client is None:
+            try:
+                self._start()
+            except BaseException:
+                self._stop()
+                raise
+        assert self._client is not None, "the fork server has started"
+        return self._client
+
+    def _start(self) -> None:
+        """Start a fork server; if the cached core does not load, start it again with a new core."""
+        path = str(built_core_path()) if self._core_path is None else self._core_path
+        self._client = ForkClient(self._runtime, path)
+        try:
+            self._client.wait_until_ready()
+        except UnloadableCoreError:
+            if self._core_path is not None:
+                raise
+            self._stop()
+            self._client = ForkClient(self._runtime, str(built_core_path(is_unloadable=True)))
+            self._client.wait_until_ready()
+
+    def _stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+def launch(job: Job, *, listen: Listener = ignore) -> Trace:
+    """Capture one job with a new launcher, or with that of `use_launcher`. See `Launcher.launch`."""
+    with open_launcher() as launcher:
+        return launcher.launch(job, listen=listen)
+
+
+@contextmanager
+def open_launcher() -> Iterator[Launcher]:
+    """Yield the launcher of `use_launcher`, or a new one that ends with the block."""
+    launcher = _shared.get()
+    if launcher is not None:
+        yield launcher
+        return
+    with Launcher() as launcher:
+        yield launcher
+
+
+@contextmanager
+def use_launcher(launcher: Launcher) -> Iterator[Launcher]:
+    """Make `launch` and `open_launcher` use this launcher inside the block, in this thread."""
+    token = _shared.set(launcher)
     try:
-        with tempfile.TemporaryDirectory(prefix="sandtable-") as directory:
-            task = _tasks(job, Path(directory))
-            with Nursery(job.runtime, job.core_path) as nursery:
-                nursery.wait_until_ready()
-                _allow_descriptors(job)
-                capture = _capture(job, nursery, view, task)
-                records = {rank: RankRecords.load(task(rank).records_path) for rank in capture.classes}
+        yield launcher
     finally:
-        view.close()
-    session = capture.session
-    run = Run(
-        world_size=job.world_size,
-        cluster=job.cluster.name,
-        gpus_per_node=job.cluster.gpus_per_node,
-        ranks_per_node=job.nproc_per_node,
-        command=job.command or (job.script, *job.script_args),
-        captured_ranks=tuple(sorted(session.outcomes)),
-        wall_seconds=time.monotonic() - clock,
-        core_seconds=nursery.core_seconds + _own_seconds() - own_seconds,
-        peak_rss_bytes=session.meter.peak_bytes,
-        notes=tuple(_notes(job, session)),
-    )
-    trace = Trace.assemble(records, classes=capture.classes, groups=_groups(session), run=run)
-    if job.out is not None:
-        job.out.mkdir(parents=True, exist_ok=True)
-        trace.save(job.out)
-    return trace
+        _shared.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Capture:
+class _FinishedSession:
+    """A session that has ended, its classes, and the records of their representatives."""
+
     session: Session
     classes: Mapping[int, tuple[int, ...]]
+    records: Mapping[int, RankRecords]
+    error: SandtableError | None
 
 
-def _capture(job: Job, nursery: Nursery, view: View, task: Callable[[int], Task]) -> _Capture:
-    """Runs a session; once more if it failed for what a rank was told before all others of its kind were known."""
-    primaries = _first_ranks(job)
-    for attempt in range(1, _MAX_ATTEMPTS + 1):
-        session = Session(job, nursery, view, task=task)
-        try:
-            return _Capture(session=session, classes=session.run(primaries))
-        except SandtableError:
-            is_for_sure = attempt == _MAX_ATTEMPTS or session.primaries <= primaries
-            if job.ranks != "auto" or is_for_sure or not session.broker.stale():
-                raise
-            session.abandon()
-            primaries = session.primaries
-            view.note(f"starting again with ranks {', '.join(map(str, sorted(primaries)))} together from the beginning")
-        finally:
-            session.release()
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _first_ranks(job: Job) -> set[int]:
-    if job.ranks == "auto":
-        return {0}
-    return set(range(job.world_size)) if job.ranks == "all" else set(job.ranks)
-
-
-def _tasks(job: Job, directory: Path) -> Callable[[int], Task]:
-    port, here = _free_port(), os.getcwd()
-
-    def task(rank: int) -> Task:
-        return Task(
-            settings=job.rank_settings(rank),
+def _run_sessions(job: Job, client: ForkClient, listen: Listener, directory: Path) -> _FinishedSession:
+    """Run a session; again if it failed because a rank was answered before all ranks of its kind were known."""
+    client.begin_launch(
+        ScriptSettings(
             script=job.script,
             is_module=job.is_module,
             script_args=job.script_args,
+            environment=dict(os.environ),
+            directory=os.getcwd(),
+        ),
+        directory,
+    )
+    task = _tasks(job, directory)
+    primaries = job.first_ranks
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        session = Session(job, client, listen, task=task)
+        error: FindingError | None = None
+        try:
+            classes = session.run(primaries)
+        except FindingError as failure:
+            is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or session.primaries <= primaries
+            if not is_final and session.broker.stale():
+                session.kill_ranks()
+                primaries = session.primaries
+                names = ", ".join(map(str, sorted(primaries)))
+                listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))
+                continue
+            error = failure
+            classes = session.wind_down(failure)
+        finally:
+            session.close()
+        records = {rank: RankRecords.load(task(rank).records_path) for rank in classes}
+        return _FinishedSession(session=session, classes=classes, records=records, error=error)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _tasks(job: Job, directory: Path) -> Callable[[int], RankTask]:
+    port = _free_port()
+
+    def task(rank: int) -> RankTask:
+        return RankTask(
+            settings=job.rank_settings(rank),
             environment=job.environment(rank, master_port=port),
-            directory=here,
             records_path=str(directory / f"rank{rank}.records"),
         )
 
     return task
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _assemble(job: Job, finished: _FinishedSession, *, wall_seconds: float, core_seconds: float) -> Trace:
+    session = finished.session
+    run = RunFacts(
+        world_size=job.world_size,
+        cluster=job.cluster.name,
+        gpus_per_node=job.cluster.gpus_per_node,
+        ranks_per_node=job.nproc_per_node,
+        command=_command(job),
+        captured_ranks=tuple(sorted(session.outcomes)),
+        wall_seconds=wall_seconds,
+        core_seconds=core_seconds,
+        peak_rss_bytes=session.meter.peak_bytes,
+        notes=tuple(_notes(job, session)),
+    )
+    return Trace.assemble(finished.records, classes=finished.classes, groups=_groups(session), run=run)
+
+
+def _command(job: Job) -> tuple[str, ...]:
+    return job.command or (job.script, *job.script_args)
 
 
 def _groups(session: Session) -> Iterable[Group]:
-    book = session.book
-    return (Group(book.names[entry], tuple(book.members[entry].tolist())) for entry in book.in_order())
+    registry = session.registry
+    return (Group(registry.names[entry], tuple(registry.members[entry].tolist())) for entry in registry.in_order())
 
 
 def _notes(job: Job, session: Session) -> Iterable[Note]:
-    """What the user should know about where the capture stopped, and how sure its classes are."""
+    """Yield what the user should know about where the capture stopped, and how sure its classes are."""
     for first, size in session.unsure:
         yield Note(
             "unsure classes",
@@ -143,8 +279,15 @@ def _notes(job: Job, session: Session) -> Iterable[Note]:
         )
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _allow_descriptors(job: Job) -> None:
-    """Every running rank takes a channel and two pipes; the usual soft limit of 1024 is too low for many of them."""
+    """Raise the limit of open files: a rank takes a channel and two pipes, and the usual 1024 is too low for many."""
     wanted = 256 + 6 * (job.world_size if job.ranks == "all" else 64)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

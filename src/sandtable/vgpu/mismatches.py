@@ -1,4 +1,4 @@
-"""Mismatches: ranks whose collectives do not agree, found and put into words.
+"""Mismatches: ranks whose collectives do not agree, as findings.
 
 Every rank leaves a log of its collectives (group, sequence number, operation, type, size, script line). Members of one
 group must have the same log for that group; where two first differ is where the script went wrong.
@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import MismatchError
-from sandtable.vgpu.exchange import Call
-from sandtable.vgpu.group_book import GroupBook
+from sandtable.findings import Evidence, Finding, Severity, name_ranks
+from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.vgpu.protocol import Call
 
 __all__ = ["CallLog", "Waiting", "agrees", "deadlock", "find_mismatch", "mismatch"]
 
@@ -34,7 +35,7 @@ class CallLog:
         self.pieces.append(rows)
 
     def rows(self) -> Ints:
-        """Columns: group, seq, op, dtype, num_bytes, file, line."""
+        """Return the columns group, seq, op, dtype, num_bytes, file, line."""
         return np.frombuffer(b"".join(self.pieces), dtype=np.int64).reshape(-1, 7)
 
     def call(self, row: Sequence[int]) -> Call:
@@ -53,7 +54,7 @@ class CallLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A rank that cannot go on: the call it is in, its group, and the ranks it waits for."""
+    """A rank that cannot continue: the call it is in, its group, and the ranks it waits for."""
 
     rank: int
     call: Call
@@ -63,34 +64,56 @@ class Waiting:
 
 
 def agrees(one: Call, other: Call) -> bool:
-    """Whether two members' calls can be one collective."""
+    """Return whether two members' calls can be one collective."""
     sizes = {one.num_bytes, other.num_bytes} - {-1}
     return one.op == other.op and one.dtype == other.dtype and len(sizes) <= 1
 
 
 def mismatch(group: str, first: tuple[int, Call], second: tuple[int, Call]) -> MismatchError:
-    """The error for two members of one group that make different calls at the same place."""
-    (rank_a, a), (rank_b, b) = first, second
-    lines = [f"{_ORDER}, but call {a.seq} of {group} differs:"]
-    lines += [f"  rank {rank}: {_describe(call)}" for rank, call in ((rank_a, a), (rank_b, b))]
-    return MismatchError("\n".join([*lines, _REMEDY]))
+    """Return the error for two members of one group that make different calls at the same place."""
+    calls = (first, second)
+    return MismatchError(
+        Finding(
+            rule="collective-mismatch",
+            severity=Severity.ERROR,
+            message=f"{_ORDER}, but call {first[1].seq} of {group} differs",
+            ranks=tuple(rank for rank, _ in calls),
+            evidence=tuple(
+                Evidence(ranks=(rank,), text=f"calls {_describe(call)}", file=call.file, line=call.line)
+                for rank, call in calls
+            ),
+            remedy=_REMEDY,
+        )
+    )
 
 
 def deadlock(waits: Sequence[Waiting]) -> MismatchError:
-    """The error for ranks that wait for each other, or for ranks that ended, for ever."""
-    lines = [f"{_ORDER}, but no rank can go on:"]
-    for wait in waits[:8]:
-        lines.append(f"  rank {wait.rank} waits in {_describe(wait.call)}, call {wait.call.seq} of {wait.group},")
-        lines.append(f"    for {_ranks(wait.missing)}{_ended(wait)}")
-    if len(waits) > 8:
-        lines.append(f"  and {len(waits) - 8} more ranks wait")
-    return MismatchError("\n".join([*lines, _REMEDY]))
+    """Return the error for ranks that wait forever for each other, or for ranks that have ended."""
+    ranks_of: dict[tuple[str, str, int], list[int]] = {}
+    for wait in waits:
+        call = wait.call
+        text = f"for {name_ranks(wait.missing)}{_ended(wait)} in {_describe(call)}, call {call.seq} of {wait.group}"
+        ranks_of.setdefault((text, call.file, call.line), []).append(wait.rank)
+    evidence = tuple(
+        Evidence(ranks=tuple(ranks), text=f"{'wait' if len(ranks) > 1 else 'waits'} {text}", file=file, line=line)
+        for (text, file, line), ranks in ranks_of.items()
+    )
+    return MismatchError(
+        Finding(
+            rule="deadlock",
+            severity=Severity.ERROR,
+            message=f"{_ORDER}, but no rank can go on",
+            ranks=tuple(wait.rank for wait in waits),
+            evidence=evidence,
+            remedy=_REMEDY,
+        )
+    )
 
 
-def find_mismatch(book: GroupBook, logs: Mapping[int, CallLog]) -> MismatchError | None:
-    """The first place, in the order of a rank's own calls, where two captured members of one group disagree."""
+def find_mismatch(registry: GroupRegistry, logs: Mapping[int, CallLog]) -> MismatchError | None:
+    """Return the first place, in the order of a rank's own calls, where two captured members of a group disagree."""
     texts: dict[str, int] = {}
-    tables = [_rows_of(rank, log, book, texts) for rank, log in sorted(logs.items()) if log.pieces]
+    tables = [_rows_of(rank, log, registry, texts) for rank, log in sorted(logs.items()) if log.pieces]
     if len(tables) < 2:
         return None
     rows = np.concatenate(tables)
@@ -98,24 +121,24 @@ def find_mismatch(book: GroupBook, logs: Mapping[int, CallLog]) -> MismatchError
     same = (rows[1:, :2] == rows[:-1, :2]).all(axis=1)
     sized = (rows[1:, 5] >= 0) & (rows[:-1, 5] >= 0)
     differs = (rows[1:, 3:5] != rows[:-1, 3:5]).any(axis=1) | (sized & (rows[1:, 5] != rows[:-1, 5]))
-    found = np.flatnonzero(same & differs)
-    if not len(found):
+    differing = np.flatnonzero(same & differs)
+    if not len(differing):
         return None
-    at = int(found[np.argmin(rows[found, 6])])
+    at = int(differing[np.argmin(rows[differing, 6])])
     pair = [(int(row[2]), logs[int(row[2])].call(logs[int(row[2])].rows()[int(row[6])])) for row in rows[at : at + 2]]
-    return mismatch(group_name(book, int(rows[at, 0])), pair[0], pair[1])
+    return mismatch(group_name(registry, int(rows[at, 0])), pair[0], pair[1])
 
 
-def group_name(book: GroupBook, entry: int) -> str:
-    size = len(book.members[entry])
-    return f"the world group ({size} ranks)" if entry == 0 else f"group '{book.names[entry]}' ({size} ranks)"
+def group_name(registry: GroupRegistry, entry: int) -> str:
+    size = len(registry.members[entry])
+    return f"the world group ({size} ranks)" if entry == 0 else f"group '{registry.names[entry]}' ({size} ranks)"
 
 
-def _rows_of(rank: int, log: CallLog, book: GroupBook, texts: dict[str, int]) -> Ints:
-    """Columns: entry, seq, rank, op, dtype, num_bytes, row; texts numbered the same for all ranks."""
+def _rows_of(rank: int, log: CallLog, registry: GroupRegistry, texts: dict[str, int]) -> Ints:
+    """Return the columns entry, seq, rank, op, dtype, num_bytes, row, with texts numbered alike for all ranks."""
     rows = log.rows()
     numbers = np.array([texts.setdefault(text, len(texts)) for text in log.texts], dtype=np.int64)
-    entries = np.array(book.own(rank), dtype=np.int64)
+    entries = np.array(registry.own(rank), dtype=np.int64)
     columns = [
         entries[rows[:, 0]],
         rows[:, 1],
@@ -129,19 +152,13 @@ def _rows_of(rank: int, log: CallLog, book: GroupBook, texts: dict[str, int]) ->
 
 
 def _describe(call: Call) -> str:
-    size = f" of {call.num_bytes:,} bytes" if call.num_bytes > 0 else ""
+    size = f" of {call.num_bytes:,} byte{'s' * (call.num_bytes > 1)}" if call.num_bytes > 0 else ""
     dtype = f" {call.dtype}" if size and call.dtype else ""
     peer = f" with rank {call.peer}" if call.peer >= 0 else ""
-    where = f" at {call.file}:{call.line}" if call.file else ""
-    return f"{call.op}{size}{dtype}{peer}{where}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    return f"{call.op}{size}{dtype}{peer}"
 
 
 def _ended(wait: Waiting) -> str:
     if not wait.ended:
         return ""
-    return ", which has ended" if wait.ended == wait.missing else f" ({_ranks(wait.ended)} ended)"
+    return ", which has ended," if wait.ended == wait.missing else f" ({name_ranks(wait.ended)} ended)"

@@ -1,4 +1,4 @@
-"""Ordering: records in an order that does not depend on the moment at which they were written down."""
+"""Ordering: records in an order that does not depend on when threads wrote them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def in_order(records: Columns, calls: Columns) -> tuple[Columns, Columns]:
-    """Jobs where they were handed over, calls in the order of their records, blocks freed in the order of their making.
+    """Put futures where they were submitted, calls in the order of their records, frees in the order of allocation.
 
-    `mark` is the row before which a job's row belongs, and `job` its number; both are left out of the result.
+    `mark` is the row before which a row of a future belongs, and `job` the future's number; the result has neither.
     """
     records, mark, job = dict(records), records["mark"], records["job"]
     del records["mark"], records["job"]
@@ -33,7 +33,7 @@ def in_order(records: Columns, calls: Columns) -> tuple[Columns, Columns]:
 
 
 def _batches_together(records: Columns, calls: Columns, order: Rows) -> Rows:
-    """What another thread wrote down in the middle of calls that were issued as one comes after them."""
+    """Move what another thread wrote between calls that were issued as one batch behind them."""
     index = np.flatnonzero(records["kind"] == Kind.COLLECTIVE)
     batch = calls["batch"][records["ref"][index]]
     order = order.copy()
@@ -49,7 +49,7 @@ def _batches_together(records: Columns, calls: Columns, order: Rows) -> Rows:
 
 
 def _in_order_of_records(records: Columns, calls: Columns) -> tuple[npt.NDArray[Any], Columns]:
-    """Calls that were issued as one stay neighbours, whatever other threads did between them."""
+    """Renumber calls in the order of their records."""
     rows = records["ref"][records["kind"] == Kind.COLLECTIVE]
     number = np.zeros(len(calls["op"]), dtype=np.uint32)
     number[rows] = np.arange(len(rows), dtype=np.uint32)

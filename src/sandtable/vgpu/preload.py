@@ -20,11 +20,11 @@ from types import ModuleType
 
 from sandtable.errors import BuildError
 
-__all__ = ["load", "loaded_core"]
+__all__ = ["UnloadableCoreError", "load", "loaded_core"]
 
 _LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so")
 
-# What training scripts import sooner or later; imported once here, every forked rank has it for nothing.
+# Modules that training scripts import sooner or later: imported once here, every forked rank has them at no cost.
 _COMMON_MODULES = (
     "torch",
     "torch.distributed",
@@ -45,18 +45,25 @@ _COMMON_MODULES = (
 _CORE_NAME = "sandtable_core"
 
 
+class UnloadableCoreError(BuildError):
+    """A core that is intact, but was built for another machine."""
+
+
 def load(core_path: str) -> None:
     """Load the core and torch into this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     directory = torch_directory()
     for library in _LIBRARIES:
         ctypes.CDLL(os.path.join(directory, "lib", library), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(core_path, mode=ctypes.RTLD_GLOBAL)
+    try:
+        ctypes.CDLL(core_path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise UnloadableCoreError(f"the virtual GPU's library must load, but it does not: {error}") from error
     sys.meta_path.insert(
         0,
         _Trigger(
             {
-                "torch.cuda": lambda: _install_face(core_path),
+                "torch.cuda": lambda: _install_cuda_api(core_path),
                 "torch.distributed.distributed_c10d": _install_groups,
             }
         ),
@@ -74,7 +81,7 @@ def load(core_path: str) -> None:
 
 
 def loaded_core() -> ModuleType:
-    """The core that `load` put in place."""
+    """Return the core that `load` put in place."""
     core = sys.modules.get(_CORE_NAME)
     if core is None:
         raise BuildError("the virtual GPU must be loaded before it is used; call sandtable.vgpu.preload.load first")
@@ -82,7 +89,7 @@ def loaded_core() -> ModuleType:
 
 
 def torch_directory() -> str:
-    """Where torch is installed, without importing it."""
+    """Return the directory of torch, without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise BuildError("torch must be installed, but it is not; pip install -c constraints.txt torch")
@@ -104,8 +111,8 @@ class _Trigger:
         return None
 
 
-def _install_face(core_path: str) -> None:
-    from sandtable.vgpu import face
+def _install_cuda_api(core_path: str) -> None:
+    from sandtable.vgpu import cuda_api
 
     spec = importlib.util.spec_from_file_location(_CORE_NAME, core_path)
     assert spec is not None
@@ -113,7 +120,7 @@ def _install_face(core_path: str) -> None:
     core = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(core)
     sys.modules[_CORE_NAME] = core
-    face.install(sys.modules["torch._C"], core)
+    cuda_api.install(sys.modules["torch._C"], core)
     version = importlib.import_module("torch.version")
     version.cuda = "13.0"  # type: ignore[attr-defined]
 

@@ -1,7 +1,7 @@
-"""Process groups: those of a rank, announced as the script makes them.
+"""Process groups of a rank, announced as the script makes them.
 
-torch's own ``new_group``, ``split_group`` and ``init_process_group`` run as they are; they are only told which of our
-process groups they are about to make.
+torch's own ``new_group``, ``split_group`` and ``init_process_group`` run unchanged; the core only learns which group
+comes next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from sandtable.trace import Group
-from sandtable.vgpu.exchange import Exchange
+from sandtable.vgpu.rank_channel import RankChannel
 
 __all__ = ["GroupAnnouncer"]
 
@@ -21,38 +21,38 @@ _STORE_PATIENCE = timedelta(seconds=5)
 
 
 def _store_of(arguments: Sequence[Any]) -> Any:
-    """The store among the arguments of torch's own maker of groups."""
-    return next(each for each in arguments if hasattr(each, "set_timeout"))
+    """Find the store among the arguments of torch's own function."""
+    return next(argument for argument in arguments if hasattr(argument, "set_timeout"))
 
 
 class GroupAnnouncer:
     """Keeps every group this rank saw made, and those it belongs to, in order, and announces them."""
 
-    def __init__(self, core: ModuleType, exchange: Exchange, *, rank: int, world_size: int) -> None:
+    def __init__(self, core: ModuleType, channel: RankChannel, *, rank: int, world_size: int) -> None:
         self._core = core
-        self._exchange = exchange
+        self._channel = channel
         self.rank = rank
         self._world_size = world_size
         self.seen: list[Group] = []
         self.own: list[Group] = []
 
     def add(self, ranks: Sequence[int], name: str) -> None:
-        """A group is about to be made."""
+        """Announce a group that is about to be made."""
         members = tuple(ranks)
         group = Group(name=name, ranks=members)
         self.seen.append(group)
-        self._exchange.announce_group(members, name)
+        self._channel.announce_group(members, name)
         if self.rank in members:
             self._core.begin_group(len(self.own), list(members))
             self.own.append(group)
 
     def new_line(self, name: str) -> Any:
-        """A group of all ranks for messages that the script sends in a way of its own."""
+        """Make a group of all ranks for messages that the script sends over its own sockets."""
         self.add(range(self._world_size), name)
         return self._core.ProcessGroupGloo(None, self.rank, self._world_size)
 
     def install(self) -> None:
-        """Have torch.distributed tell of every group."""
+        """Have torch.distributed announce every group."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import HashStore
         from torch.distributed import distributed_c10d as c10d

@@ -1,4 +1,4 @@
-"""Processes: the few things Linux offers that Python's library does not wrap, and what a process costs."""
+"""Processes: a few Linux calls that Python's library does not wrap, and what a process costs."""
 
 import ctypes
 import os
@@ -19,17 +19,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, however it ends; 0 takes that back."""
+    """Have the kernel signal this process when its parent ends, however it ends; 0 undoes that."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Processes left behind by this one's descendants become its children, so that it can wait for them."""
+    """Adopt processes that descendants of this one leave behind, so that it can wait for them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_group(process: int) -> None:
-    """Ends a process and all that it started, unless they are gone."""
+    """Kill a process and all that it started, unless they are gone."""
     for kill in (os.killpg, os.kill):
         try:
             kill(process, signal.SIGKILL)
@@ -38,23 +38,23 @@ def kill_group(process: int) -> None:
 
 
 def private_bytes(process: int | str) -> int:
-    """Memory that would be free if the process ended: what it does not share. 0 if it is gone."""
+    """Return the memory that the process does not share; 0 if it is gone."""
     return sum(size for name, size in _rollup(process) if name.startswith(b"Private_"))
 
 
 def resident_bytes(process: int | str) -> int:
-    """Memory the process occupies, shared or not. 0 if it is gone."""
+    """Return the memory that the process occupies, shared or not; 0 if it is gone."""
     return sum(size for name, size in _rollup(process) if name == b"Rss:")
 
 
 def cpu_ticks(process: int) -> int:
-    """Processor time used so far by all threads, in the kernel's ticks. 0 if the process is gone."""
+    """Return the processor time of all threads, in the kernel's ticks; 0 if the process is gone."""
     fields = _stat(process)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
 def wants_core(process: int) -> bool:
-    """Whether one of its threads computes, or would if it were given a core, or reads a file."""
+    """Return whether one of its threads computes, or would if it had a core, or reads a file."""
     try:
         threads = os.listdir(f"/proc/{process}/task")
     except OSError:
@@ -63,7 +63,7 @@ def wants_core(process: int) -> bool:
 
 
 def _stat(process: int | str) -> list[bytes]:
-    """What the kernel says of a process, or of one of its threads, from its state on; nothing if it is gone."""
+    """Return the fields of /proc/*/stat of a process or thread, from its state on; none if it is gone."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

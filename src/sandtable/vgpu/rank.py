@@ -1,121 +1,146 @@
-"""A captured rank: what happens in the forked process, from its first breath to the records it hands over.
-
-The *runtime* is the module that makes the virtual GPU: it has `load(core_path)`, called once in the zygote, and a class
-`Capture` with `Capture.start(settings, exchange)`, called here after the fork with torchrun's environment in place, and
-`finish(stop_reason)`, which returns the `RankRecords`.
-"""
+"""A captured rank: what happens in the forked process, from its start to the records it saves."""
 
 import atexit
 import os
 import runpy
+import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from sandtable.trace import RankRecords
-from sandtable.vgpu.exchange import Exchange
+from sandtable.vgpu.failures import SCRIPT_ERROR, exit_code, failure
 from sandtable.vgpu.processes import private_bytes
-from sandtable.vgpu.settings import RankSettings
-from sandtable.vgpu.stop import SCRIPT_ENDED, StopCapture
+from sandtable.vgpu.protocol import RankFailed, RankSaved
+from sandtable.vgpu.rank_channel import RankChannel
+from sandtable.vgpu.settings import RankSettings, RankTask, ScriptSettings
+from sandtable.vgpu.stop import FAILED, OTHER_RANK_FAILED, SCRIPT_ENDED, StopCapture
 from sandtable.vgpu.turns import Turn
 
-__all__ = ["RunningCapture", "Runtime", "Task", "run_rank"]
+__all__ = ["RunningCapture", "Runtime", "run_rank"]
 
 
 class RunningCapture(Protocol):
-    """A capture under way in this process."""
+    """A running capture in this process."""
 
-    def finish(self, stop_reason: str) -> RankRecords: ...
-
-
-class CaptureClass(Protocol):
-    def start(self, settings: RankSettings, exchange: Exchange) -> RunningCapture: ...
-
-
-class Runtime(Protocol):
-    """What the module named by `Job.runtime` offers."""
-
-    Capture: CaptureClass
-
-    def load(self, core_path: str) -> None: ...
+    def finish(self, stop_reason: str) -> RankRecords:
+        """Stop recording and return the records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """All that the forked process needs to become a rank."""
+class Runtime:
+    """What makes the virtual GPU.
 
-    settings: RankSettings
-    script: str
-    is_module: bool
-    script_args: tuple[str, ...]
-    environment: dict[str, str]
-    directory: str
-    records_path: str
+    `load(core_path)` is called once, in the fork server; `start(settings, channel)` in each rank after the fork, with
+    torchrun's environment in place.
+    """
+
+    load: Callable[[str], None]
+    start: Callable[[RankSettings, RankChannel], RunningCapture]
 
 
-def run_rank(task: Task, runtime: Runtime, channel: socket.socket, turn: Turn) -> NoReturn:
-    """Runs the script as `python script.py` would, when it is its turn, and leaves the process."""
+def run_rank(task: RankTask, script: ScriptSettings, runtime: Runtime, channel: socket.socket, turn: Turn) -> NoReturn:
+    """Wait for a turn, run the script as `python script.py` would, and end the process."""
     code = 1
-    exchange = Exchange(channel, task.settings.rank, turn)
+    rank_channel = RankChannel(channel, task.settings.rank, turn)
     turn.begin()
     try:
-        _dress(task)
-        code = _capture(task, runtime, exchange)
+        _set_up_process(task, script)
+        code = _capture(task, script, runtime, rank_channel)
     except BaseException as error:
-        exchange.report("failed", 1, "".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        rank_channel.report(RankFailed(rule=SCRIPT_ERROR, exit_code=1, traceback=text, text=f"raised {error!r}"))
     finally:
         _flush()
         turn.end()
         os._exit(code)
 
 
-def _dress(task: Task) -> None:
-    """Environment, arguments and module path as the script would find them under torchrun."""
+def _set_up_process(task: RankTask, script: ScriptSettings) -> None:
+    """Set environment, arguments and module path as the script would find them under torchrun."""
+    os.environ.clear()
+    os.environ.update(script.environment)
     os.environ.update(task.environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.chdir(task.directory)
-    sys.argv = [task.script, *task.script_args]
-    sys.path.insert(0, task.directory if task.is_module else os.path.dirname(os.path.abspath(task.script)))
+    os.chdir(script.directory)
+    sys.argv = [script.script, *script.script_args]
+    sys.path.insert(0, script.directory if script.is_module else os.path.dirname(os.path.abspath(script.script)))
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        # Line by line, so that what a rank prints is seen when it prints it. Never closed: the process leaves with it.
+        # Line by line, so that what a rank prints is seen when it prints it. Never closed: the process ends with it.
         stream = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
-def _capture(task: Task, runtime: Runtime, exchange: Exchange) -> int:
-    capture = runtime.Capture.start(task.settings, exchange)
+def _capture(task: RankTask, script: ScriptSettings, runtime: Runtime, channel: RankChannel) -> int:
+    capture = runtime.start(task.settings, channel)
     reason = SCRIPT_ENDED
+    failed: RankFailed | None = None
+    _stop_on_signal(channel)
     try:
-        _run_script(task)
+        _run_script(script)
     except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop = _stop_within(error)
-        if stop is None and _exit_code(error) != 0:
-            exchange.report("failed", _exit_code(error), _clean_traceback(error))
-            return 1
-        reason = SCRIPT_ENDED if stop is None else stop.reason
-    records = capture.finish(reason)
-    records.save(task.records_path)
-    exchange.report("done", reason, records.digest(), records.num_steps, private_bytes("self"))
+        if stop is not None:
+            reason = stop.reason
+        elif exit_code(error) != 0:
+            reason, failed = FAILED, failure(error)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        _save(capture, task, channel, reason)
+    except Exception:
+        if failed is None:
+            raise
+    if failed is not None:
+        channel.report(failed)
+        return 1
     if reason == SCRIPT_ENDED:
         with suppress(Exception):
             atexit._run_exitfuncs()
     return 0
 
 
-def _run_script(task: Task) -> None:
-    if task.is_module:
-        runpy.run_module(task.script, run_name="__main__", alter_sys=True)
+def _save(capture: RunningCapture, task: RankTask, channel: RankChannel, reason: str) -> None:
+    records = capture.finish(reason)
+    records.save(task.records_path)
+    channel.report(
+        RankSaved(
+            stop_reason=reason,
+            digest=records.digest(),
+            num_steps=records.num_steps,
+            private_bytes=private_bytes("self"),
+        )
+    )
+
+
+def _run_script(script: ScriptSettings) -> None:
+    if script.is_module:
+        runpy.run_module(script.script, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(task.script, run_name="__main__")
+        runpy.run_path(script.script, run_name="__main__")
+
+
+def _stop_on_signal(channel: RankChannel) -> None:
+    """Stop the capture at SIGTERM, which torchrun, too, sends when another rank has failed."""
+    rank_process = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != rank_process:  # a worker that the script forked
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            channel.stop(OTHER_RANK_FAILED)
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _stop_within(error: BaseException | None) -> StopCapture | None:
-    """The stop, also where the script or a library raised something else because of it."""
+    """Find the stop, also where the script or a library raised something else because of it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, StopCapture):
@@ -125,37 +150,9 @@ def _stop_within(error: BaseException | None) -> StopCapture | None:
     return None
 
 
-def _exit_code(error: BaseException) -> int:
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
-
-
-def _clean_traceback(error: BaseException) -> str:
-    """The script's own traceback: without the frames that led to it."""
-    frame: TracebackType | None = error.__traceback__
-    while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
-        frame = frame.tb_next
-    if frame is None:  # the script itself could not be found, read or compiled
-        return "".join(traceback.format_exception_only(error))
-    return "".join(traceback.format_exception(type(error), error, frame))
-
-
-def _is_ours(file: str) -> bool:
-    return file == __file__ or file.startswith("<frozen ") or file == getattr(runpy, "__file__", "")
-
-
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             continue
-
-
-def as_runtime(module: Any) -> Runtime:
-    """The module, seen as a runtime."""
-    runtime: Runtime = module
-    return runtime

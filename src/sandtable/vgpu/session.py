@@ -1,13 +1,12 @@
 """A session: one attempt to capture a job, from the first rank to the classes.
 
-One thread waits for whatever comes first: a message of a rank, a line it printed, or word from the zygote that a rank
-has started or ended. Everything that needs thought is elsewhere: the broker answers ranks, `classes.py` says what to
-run next.
+One thread waits for whatever comes first: a message of a rank, a line it printed, or a report of the fork server that a
+rank has started or ended. The decisions are made elsewhere: the broker answers ranks, `classes.py` selects what to run
+next.
 """
 
 import os
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,107 +15,134 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.errors import LaunchError, ScriptError
+from sandtable.errors import FindingError, LaunchError
+from sandtable.events import Listener, RankCaptured, RankStarted
 from sandtable.vgpu.broker import Broker
-from sandtable.vgpu.child import Child, Outcome
-from sandtable.vgpu.classes import Plan, by_digest, plan, stand_ins
-from sandtable.vgpu.exchange import Call
-from sandtable.vgpu.group_book import Chunk, GroupBook
-from sandtable.vgpu.job_store import Shelf
-from sandtable.vgpu.meter import Meter
-from sandtable.vgpu.nursery import Nursery
-from sandtable.vgpu.output import View
+from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
+from sandtable.vgpu.failures import died, script_error
+from sandtable.vgpu.fork_client import ForkClient
+from sandtable.vgpu.fork_protocol import RankExited, RankForked
+from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.vgpu.memory_meter import MemoryMeter
+from sandtable.vgpu.message_handler import MessageHandler
 from sandtable.vgpu.processes import cpu_ticks, wants_core
-from sandtable.vgpu.rank import Task
-from sandtable.vgpu.settings import Job
+from sandtable.vgpu.rank_process import RankOutcome, RankProcess
+from sandtable.vgpu.settings import Job, RankTask
+from sandtable.vgpu.stop import DEADLOCK, MISMATCH, OTHER_RANK_FAILED
 
 __all__ = ["Session"]
 
 _TICK_SECONDS = 0.25
 _GRACE_SECONDS = 1.0
-"""All ranks wait and none uses the processor for so long: nothing will come any more."""
+"""If all ranks wait and none uses the processor for this long, nothing will come any more."""
 
 _LONG_GRACE_SECONDS = 20.0
-"""The same where only other threads than the main one wait: that one may sleep, or wait for something else."""
+"""The same where only threads other than the main one wait: that one may sleep, or wait for something else."""
 
-_BIRTHS_AT_ONCE = 8
-"""Ranks asked of the zygote and not yet there: more of them than their sockets hold would have both wait for ever."""
+_MAX_STARTING = 8
+"""Ranks requested of the fork server that have not started: with more than their sockets hold, both would block."""
 
 _WHOLE_GROUP = 32
-"""A group of at most so many ranks, two of which talk point to point, is a pipeline or a ring: all of it is run."""
+"""A group of at most this many ranks, two of which talk point to point, is a pipeline or a ring: all of it runs."""
+
+_STOP_SECONDS = 1.0
+_SAVE_SECONDS = 3.0
+"""After a failure, how long ranks have to answer a stop, and then how long a signal."""
+
+_STOP_REASONS = {"deadlock": DEADLOCK, "collective-mismatch": MISMATCH}
+"""By the rule of the finding; else another rank failed."""
 
 
 class Session:
-    """Runs ranks until it is known what every rank does."""
+    """Runs ranks until the work of every rank is known."""
 
-    def __init__(self, job: Job, nursery: Nursery, view: View, *, task: Callable[[int], Task]) -> None:
-        self.book = GroupBook(job.world_size)
-        self.broker = Broker(self.book, self._stand_ins)
-        self.meter = Meter(nursery.process)
+    def __init__(self, job: Job, client: ForkClient, listen: Listener, *, task: Callable[[int], RankTask]) -> None:
+        self.registry = GroupRegistry(job.world_size)
+        self.broker = Broker(self.registry, self._stand_ins)
+        self.meter = MemoryMeter(client.process_id)
         self.primaries: set[int] = set()
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, RankOutcome] = {}
+        self.unsure: tuple[tuple[int, int], ...] = ()
         self._job = job
-        self._nursery = nursery
-        nursery.turns.start_again()
-        self._view = view
+        self._client = client
+        client.turns.start_again()
+        self._listen = listen
         self._task = task
-        self._live: dict[int, Child] = {}
+        self._live: dict[int, RankProcess] = {}
         self._known: set[int] = set()
         self._samples: deque[int] = deque()
-        self._unborn: deque[tuple[int, bool]] = deque()
-        self._num_births = 0
+        self._to_start: deque[tuple[int, bool]] = deque()
+        self._num_starting = 0
         self._selector = selectors.DefaultSelector()
-        self._selector.register(nursery.control, selectors.EVENT_READ, self._hear_zygote)
+        self._selector.register(client.control, selectors.EVENT_READ, self._on_fork_server)
         self._known_stand_ins: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
         self._ran_again: set[int] = set()
-        self.unsure: tuple[tuple[int, int], ...] = ()
         self._quiet_since: tuple[float, int] | None = None
-        self._shelf = Shelf()
-        self._ports: dict[int, int] = {}
+        self._stop_reason: str | None = None
+        self._messages = MessageHandler(self.broker, start_everyone=self._start_everyone, meet=self._meet)
 
     def run(self, primaries: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-        """Captures these ranks and all that follow from them; the classes found, by representative."""
-        try:
-            for rank in sorted(primaries):
-                self._start(rank, is_primary=True)
-            while True:
-                self._run_to_the_end()
-                if self.book.has_private():
-                    self._call_everyone(is_needed=False)
-                if self._unborn:
-                    continue
-                found = self._plan()
-                if found.is_final:
-                    error = self.broker.find_mismatch()
-                    if error is not None:
-                        raise error
-                    self.unsure = found.unsure
-                    return found.classes
-                self._follow(found)
-        finally:
-            self._selector.close()
+        """Capture these ranks and all that follow from them; return the classes, keyed by representative."""
+        for rank in sorted(primaries):
+            self._enqueue(rank, is_primary=True)
+        while True:
+            self._run_until_idle()
+            if self.registry.has_private():
+                self._start_everyone(False)
+            if self._to_start:
+                continue
+            next_plan = self._plan()
+            if next_plan.is_final:
+                error = self.broker.find_mismatch()
+                if error is not None:
+                    raise error
+                self.unsure = next_plan.unsure
+                return next_plan.classes
+            self._follow(next_plan)
 
-    def abandon(self) -> None:
-        """Ends the ranks that run, so that another session can begin."""
-        self._nursery.kill_ranks()
-        waiting = set(self._live)
-        while waiting:
-            kind, rank, _, _ = self._nursery.event()
-            if kind == "ended":
-                waiting.discard(rank)
+    def wind_down(self, error: FindingError) -> Mapping[int, tuple[int, ...]]:
+        """Have ranks save what they recorded, after a failure; return the classes of those that did.
 
-    def release(self) -> None:
-        """Lets go of the channels and pipes of ranks that still run."""
-        for child in self._live.values():
-            if not child.is_closed:
-                child.close()
+        Ranks that wait for others are answered with a stop, the others are signalled, and those that do not end within
+        a few seconds are killed.
+        """
+        self._stop_reason = _STOP_REASONS.get(error.findings[0].rule, OTHER_RANK_FAILED)
+        self._samples.clear()
+        self._to_start.clear()
+        self._messages.stop_all(self._stop_reason)
+        for process in list(self._live.values()):
+            self._on_rank(process)
+        self._deliver()
+        self._client.turns.add(len(self._live))
+        if not self._ends_within(_STOP_SECONDS):
+            self._client.stop_ranks()
+            if not self._ends_within(_SAVE_SECONDS):
+                self.kill_ranks()
+        return by_digest({rank: f"{saved.digest} {saved.stop_reason}" for rank, saved in self.outcomes.items()})
 
-    def _plan(self) -> Plan:
+    def kill_ranks(self) -> None:
+        """End the ranks that run, and return when they are gone."""
+        self._client.kill_ranks()
+        while self._live:
+            event = self._client.event()
+            if isinstance(event, RankExited):
+                self._release(self._live[event.rank])
+
+    def close(self) -> None:
+        """Release the channels and pipes of ranks that still run."""
+        self._selector.close()
+        for process in self._live.values():
+            if not process.is_closed:
+                process.close()
+
+    # ---- what to run ----
+
+    def _plan(self) -> CapturePlan:
         digests = {rank: outcome.digest for rank, outcome in self.outcomes.items()}
         if self._job.ranks != "auto":
-            return Plan(classes=by_digest(digests))
+            return CapturePlan(classes=by_digest(digests))
         return plan(
-            self.book,
+            self.registry,
             digests,
             primaries=self.primaries,
             stale=self.broker.stale() - self._ran_again,
@@ -124,49 +150,63 @@ class Session:
             limits=self._job.limits,
         )
 
-    def _follow(self, found: Plan) -> None:
-        for rank in found.primaries:
-            self._start(rank, is_primary=True)
-        for rank in found.again:
+    def _follow(self, next_plan: CapturePlan) -> None:
+        for rank in next_plan.primaries:
+            self._enqueue(rank, is_primary=True)
+        for rank in next_plan.again:
             self._ran_again.add(rank)
-            self._start(rank, is_primary=True)
-        self._samples.extend(found.samples)
+            self._enqueue(rank, is_primary=True)
+        self._samples.extend(next_plan.samples)
 
     def _stand_ins(self) -> npt.NDArray[np.int64]:
-        key = len(self.primaries), len(self.book)
+        key = len(self.primaries), len(self.registry)
         if self._known_stand_ins is None or self._known_stand_ins[0] != key:
-            self._known_stand_ins = key, stand_ins(self.book, self.primaries)
+            self._known_stand_ins = key, stand_ins(self.registry, self.primaries)
         return self._known_stand_ins[1]
 
-    def _start(self, rank: int, *, is_primary: bool) -> None:
+    def _start_everyone(self, is_needed: bool) -> None:
+        """Run all ranks: they find each other in their own ways, so none can stand in for another."""
+        missing, limit = set(range(self._job.world_size)) - self._known, self._job.limits.max_primaries
+        if self._job.ranks == "auto" and len(self._known | missing) <= limit:
+            for rank in sorted(missing):
+                self._enqueue(rank, is_primary=True)
+        elif missing and is_needed:
+            raise LaunchError(
+                f"all ranks must run where they find each other in the job's store, but only {len(self._known)} of "
+                f"{self._job.world_size} do (--ranks auto does so for up to {limit}); give --ranks all"
+            )
+
+    def _enqueue(self, rank: int, *, is_primary: bool) -> None:
         if is_primary:
             self.primaries.add(rank)
         self._known.add(rank)
         self.broker.admit(rank, is_primary=is_primary)
-        self._unborn.append((rank, is_primary))
+        self._to_start.append((rank, is_primary))
 
-    def _give_birth(self) -> None:
-        """Asks the zygote for the next rank."""
-        rank, is_primary = self._unborn.popleft()
+    def _start_next(self) -> None:
+        """Request the next rank of the fork server."""
+        rank, is_primary = self._to_start.popleft()
         is_hidden = not is_primary or rank in self._ran_again
-        child = Child(rank, self._view, is_sample=not is_primary, is_hidden=is_hidden)
-        self._live[rank] = child
-        self._num_births += 1
-        self._nursery.start(self._task(rank), **child.far_ends)
-        child.close_far_ends()
-        self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._hear_rank(child))
-        for pipe in (child.out, child.err):
-            self._selector.register(pipe, selectors.EVENT_READ, self._reader(child, pipe))
-        self._view.rank_started(rank, is_sample=child.is_sample)
+        process = RankProcess(rank, self._listen, is_sample=not is_primary, is_hidden=is_hidden)
+        self._live[rank] = process
+        self._num_starting += 1
+        self._client.start(self._task(rank), process.far_ends)
+        process.close_far_ends()
+        self._selector.register(process.channel, selectors.EVENT_READ, lambda: self._on_rank(process))
+        for pipe in (process.out, process.err):
+            self._selector.register(pipe, selectors.EVENT_READ, self._reader(process, pipe))
+        self._listen(RankStarted(rank=rank, is_sample=process.is_sample))
 
-    def _run_to_the_end(self) -> None:
-        """Handles events until no rank runs and none is to be started."""
+    # ---- the event loop ----
+
+    def _run_until_idle(self) -> None:
+        """Handle events until no rank runs and none is to be started."""
         at_once = max(2, os.cpu_count() or 1)
-        while self._live or self._samples or self._unborn:
-            while self._samples and len(self._live) + len(self._unborn) < at_once:
-                self._start(self._samples.popleft(), is_primary=False)
-            while self._unborn and self._num_births < _BIRTHS_AT_ONCE:
-                self._give_birth()
+        while self._live or self._samples or self._to_start:
+            while self._samples and len(self._live) + len(self._to_start) < at_once:
+                self._enqueue(self._samples.popleft(), is_primary=False)
+            while self._to_start and self._num_starting < _MAX_STARTING:
+                self._start_next()
             events = self._selector.select(_TICK_SECONDS)
             for key, _ in events:
                 key.data()
@@ -176,111 +216,37 @@ class Session:
             else:
                 self._check_for_deadlock()
             self.meter.look(self._live.values())
-            self._nursery.turns.look(self._live.values())
+            self._client.turns.look(self._process_ids(), has_news=bool(events))
 
-    def _reader(self, child: Child, pipe: int) -> Callable[[], None]:
+    def _ends_within(self, seconds: float) -> bool:
+        """Handle events until no rank runs, or none has ended for this long; return whether all have ended."""
+        give_up = time.monotonic() + seconds
+        while self._live and time.monotonic() < give_up:
+            num_live = len(self._live)
+            for key, _ in self._selector.select(max(0.0, give_up - time.monotonic())):
+                key.data()
+            self._deliver()
+            if len(self._live) < num_live:
+                give_up = time.monotonic() + seconds
+        return not self._live
+
+    def _process_ids(self) -> list[int]:
+        return [process.process_id for process in self._live.values() if process.process_id is not None]
+
+    def _reader(self, process: RankProcess, pipe: int) -> Callable[[], None]:
         def read() -> None:
-            if not child.read_output(pipe):
-                self._forget(pipe)
+            if not process.read_output(pipe):
+                self._unregister(pipe)
 
         return read
 
     def _deliver(self) -> None:
         for reply in self.broker.take_replies():
-            child = self._live.get(reply.rank)
-            if child is not None:
-                child.send(reply.message)
+            process = self._live.get(reply.rank)
+            if process is not None:
+                process.send(reply.answer)
 
-    def _hear_rank(self, child: Child) -> None:
-        for message in child.messages():
-            self._handle(child, message)
-        if not child.is_open and not child.is_closed:
-            self._forget(child.channel)
-        self._deliver()
-
-    def _handle(self, child: Child, message: tuple[Any, ...]) -> None:
-        rank, broker = child.rank, self.broker
-        match message:
-            case ("gather", ticket, call, payload):
-                broker.gather(rank, ticket, Call.of_tuple(call), payload)
-            case ("receive", ticket, call):
-                broker.receive(rank, ticket, Call.of_tuple(call))
-            case ("aside", ticket):
-                broker.note_aside(rank, ticket)
-            case ("send", call, payload):
-                broker.send(rank, Call.of_tuple(call), payload)
-            case ("notes", texts, rows):
-                broker.log(rank, texts, rows)
-            case ("groups", names, sizes, ranks):
-                broker.announce(rank, Chunk(names, sizes, ranks))
-            case ("store", ticket, *request):
-                self._call_everyone(is_needed=True)
-                child.send((ticket, "store", self._shelf.answer(*request)))
-            case ("own port", ticket, port):
-                self._call_everyone(is_needed=False)
-                self._ports[port] = rank
-                child.send((ticket, "own port"))
-            case ("rank at", ticket, port):
-                child.send((ticket, "rank at", self._ports.get(port)))
-            case ("peer", group, peer):
-                self._meet(child, group, peer)
-            case ("done", reason, digest, num_steps, size):
-                child.outcome = Outcome(stop_reason=reason, digest=digest, num_steps=num_steps)
-                child.private_bytes = size
-                self.meter.add_up(self._live.values())
-            case ("failed", code, text):
-                child.failure = code, text
-
-    def _meet(self, child: Child, group: int, peer: int) -> None:
-        """A primary talks to a rank point to point: that one does other work, and is run as well."""
-        if self._job.ranks != "auto" or child.is_sample:
-            return
-        entry = self.book.own(child.rank)[group]
-        members = self.book.members[entry].tolist()
-        is_small = len(members) <= _WHOLE_GROUP and len(members) < self._job.world_size
-        for rank in [peer, *members] if is_small else [peer]:
-            if rank not in self._known and len(self.primaries) < self._job.limits.max_primaries:
-                self._start(rank, is_primary=True)
-
-    def _call_everyone(self, *, is_needed: bool) -> None:
-        """Ranks find each other in ways of their own: nobody can speak for another."""
-        missing, limit = set(range(self._job.world_size)) - self._known, self._job.limits.max_primaries
-        if self._job.ranks == "auto" and len(self._known | missing) <= limit:
-            for rank in sorted(missing):
-                self._start(rank, is_primary=True)
-        elif missing and is_needed:
-            raise LaunchError(
-                f"all ranks must run where they find each other in the job's store, but only {len(self._known)} of "
-                f"{self._job.world_size} do (by itself that is done for up to {limit}); give --ranks all"
-            )
-
-    def _hear_zygote(self) -> None:
-        kind, rank, process, code = self._nursery.event()
-        child = self._live[rank]
-        if kind == "started":
-            child.process = process
-            self._num_births -= 1
-        else:
-            self._end(child, code)
-
-    def _end(self, child: Child, code: int) -> None:
-        for message in child.last_messages():
-            self._handle(child, message)
-        child.finish_output()
-        for source in (child.channel, child.out, child.err):
-            self._forget(source)
-        child.close()
-        del self._live[child.rank]
-        if child.outcome is None:
-            child.out_lines.reveal()
-            child.err_lines.reveal()
-            exit_code, text = child.failure or _died(child, code)
-            raise ScriptError(child.rank, text, exit_code)
-        self.outcomes[child.rank] = child.outcome
-        self._view.rank_ended(child.rank, is_sample=child.is_sample)
-        self.broker.end(child.rank, child.outcome.stop_reason)
-
-    def _forget(self, source: Any) -> None:
+    def _unregister(self, source: Any) -> None:
         if source in self._selector.get_map():
             self._selector.unregister(source)
 
@@ -288,22 +254,66 @@ class Session:
         if not self.broker.is_stuck():
             self._quiet_since = None
             return
-        processes = [child.process for child in self._live.values() if child.process is not None]
-        ticks = sum(map(cpu_ticks, processes))
+        process_ids = self._process_ids()
+        ticks = sum(map(cpu_ticks, process_ids))
         is_busy = self._quiet_since is None or ticks > self._quiet_since[1] + _GRACE_SECONDS * 10
         now = time.monotonic()
-        if self._quiet_since is None or is_busy or any(map(wants_core, processes)):
+        if self._quiet_since is None or is_busy or any(map(wants_core, process_ids)):
             self._quiet_since = now, ticks
         elif now - self._quiet_since[0] >= (_LONG_GRACE_SECONDS if self.broker.is_aside() else _GRACE_SECONDS):
             self.broker.break_deadlock()
             self._deliver()
 
+    # ---- the fork server ----
 
-def _died(child: Child, code: int) -> tuple[int, str]:
-    """What to say of a process that left without a word."""
-    if code < 0:
-        how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
-    else:
-        how = f"left with os._exit({code}) or the like"
-    last = "\n".join(child.err_lines.kept)
-    return code if code > 0 else 1, f"{last}\na rank must end by returning from its script, but its process {how}"
+    def _on_fork_server(self) -> None:
+        event = self._client.event()
+        process = self._live[event.rank]
+        if isinstance(event, RankForked):
+            process.process_id = event.process
+            self._num_starting -= 1
+        else:
+            self._on_exit(process, event.exit_code)
+
+    def _on_exit(self, process: RankProcess, exit_code: int) -> None:
+        for message in process.messages(is_last=True):
+            self._messages.handle(process, message)
+        process.finish_output()
+        self.meter.add_up(self._live.values())
+        self._release(process)
+        if process.outcome is not None:
+            self.outcomes[process.rank] = process.outcome
+        if self._stop_reason is not None:
+            return
+        if process.failure is not None or process.outcome is None:
+            process.out_lines.reveal()
+            process.err_lines.reveal()
+            raise script_error(process.rank, process.failure or died(exit_code, process.err_lines.kept))
+        self._listen(RankCaptured(rank=process.rank, is_sample=process.is_sample, num_steps=process.outcome.num_steps))
+        self.broker.end(process.rank, process.outcome.stop_reason)
+
+    def _release(self, process: RankProcess) -> None:
+        for source in (process.channel, process.out, process.err):
+            self._unregister(source)
+        process.close()
+        del self._live[process.rank]
+
+    # ---- ranks ----
+
+    def _on_rank(self, process: RankProcess) -> None:
+        for message in process.messages():
+            self._messages.handle(process, message)
+        if not process.is_open and not process.is_closed:
+            self._unregister(process.channel)
+        self._deliver()
+
+    def _meet(self, process: RankProcess, group: int, peer: int) -> None:
+        """Run the rank that a primary talks to point to point, because it does other work."""
+        if self._job.ranks != "auto" or process.is_sample:
+            return
+        entry = self.registry.own(process.rank)[group]
+        members = self.registry.members[entry].tolist()
+        is_small = len(members) <= _WHOLE_GROUP and len(members) < self._job.world_size
+        for rank in [peer, *members] if is_small else [peer]:
+            if rank not in self._known and len(self.primaries) < self._job.limits.max_primaries:
+                self._enqueue(rank, is_primary=True)

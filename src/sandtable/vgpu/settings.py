@@ -1,20 +1,20 @@
-"""Settings: what the launcher is asked to run, and what one captured rank has to know of it."""
+"""Settings: the job a launcher runs, and the part of it that one captured rank needs."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from sandtable.cluster import Cluster, Device
 from sandtable.errors import LaunchError
 from sandtable.vgpu.classes import Limits
 
-__all__ = ["Job", "RankSettings"]
+__all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """One rank as torchrun would start it, and when its capture stops. `group_rank` is the number of its node."""
+    """One rank as torchrun would start it, and where its capture stops. `group_rank` is the number of its node."""
 
     rank: int
     local_rank: int
@@ -28,12 +28,31 @@ class RankSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSettings:
+    """What all ranks of a launch share: the script, and the environment and working directory of the launch."""
+
+    script: str
+    is_module: bool
+    script_args: tuple[str, ...]
+    environment: Mapping[str, str]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """What the fork server needs to start one rank; `environment` is what torchrun adds."""
+
+    settings: RankSettings
+    environment: Mapping[str, str]
+    records_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A script to capture. `script` is a path, or a module's name if `is_module`.
 
-    `ranks` are those to run: "auto" finds the classes of equal ranks, "all" runs every rank, a tuple exactly its ranks.
-    `core_path` is the virtual GPU's library; `runtime` the module that loads it and records a rank (see `rank.py`).
-    With `out` the trace is saved in that directory when the capture succeeded.
+    `ranks` selects the ranks to run: "auto" finds the classes of equal ranks, "all" runs every rank, and a tuple
+    exactly the ranks it names. `command` is the command line kept in the trace; by default script and arguments.
     """
 
     script: str
@@ -45,9 +64,6 @@ class Job:
     num_steps: int = 3
     max_operators: int = 1_000_000
     ranks: Literal["auto", "all"] | tuple[int, ...] = "auto"
-    out: Path | None = None
-    core_path: str = ""
-    runtime: str = "sandtable.vgpu.runtime"
     command: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
@@ -61,6 +77,8 @@ class Job:
                 f"every node starts the same number of ranks"
             )
         self.cluster.require(self.world_size, processes_per_node=self.nproc_per_node)
+        if not isinstance(self.ranks, tuple) and self.ranks not in ("auto", "all"):
+            raise LaunchError(f"ranks must be auto, all or a list of ranks, but got {self.ranks!r}; try auto")
         if isinstance(self.ranks, tuple):
             outside = [str(rank) for rank in self.ranks if not 0 <= rank < self.world_size]
             if outside or not self.ranks:
@@ -72,10 +90,21 @@ class Job:
             raise LaunchError(
                 f"the script must be a file, but '{self.script}' does not exist; check the path, or use -m for a module"
             )
+        if not self.is_module and os.path.isdir(self.script) and "__main__.py" not in os.listdir(self.script):
+            raise LaunchError(
+                f"the script must be a file, but '{self.script}' is a directory without __main__.py; name a file in it"
+            )
 
     @property
     def num_nodes(self) -> int:
         return self.world_size // self.nproc_per_node
+
+    @property
+    def first_ranks(self) -> set[int]:
+        """The ranks to start with: rank 0 leads to all others that matter."""
+        if self.ranks == "auto":
+            return {0}
+        return set(range(self.world_size)) if self.ranks == "all" else set(self.ranks)
 
     def rank_settings(self, rank: int) -> RankSettings:
         return RankSettings(
@@ -91,7 +120,7 @@ class Job:
         )
 
     def environment(self, rank: int, *, master_port: int) -> dict[str, str]:
-        """What torchrun sets for a rank."""
+        """Return the variables that torchrun sets for a rank."""
         values: dict[str, str | int] = {
             "RANK": rank,
             "LOCAL_RANK": rank % self.nproc_per_node,

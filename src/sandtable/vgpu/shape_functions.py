@@ -1,7 +1,7 @@
-"""Shape functions: what comes out of operators for which torch has no Meta kernel.
+"""Shape functions: the output shapes of operators for which torch has no Meta kernel.
 
-Each takes the operator's arguments with tensors on the meta device and returns meta tensors. Operators whose shape is
-decided by values are asked here only when the values are unknown: then every element is taken to count.
+Each takes the operator's arguments with tensors on the meta device and returns meta tensors. Operators whose
+shape depends on values come here only when the values are unknown: then every element counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def install(core: ModuleType) -> None:
-    """Hand all of them to the core."""
+    """Register all of them with the core."""
     for name, function in _FUNCTIONS.items():
         core.register_shape(name, function)
 

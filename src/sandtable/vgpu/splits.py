@@ -1,4 +1,4 @@
-"""Splits: which property of a rank decides what work it does, learnt from as few captured ranks as possible.
+"""Splits: which property of a rank decides its work, learnt from as few captured ranks as possible.
 
 Picture the game of twenty questions. Ranks of one class are expected to do the same work; when captured ones differ
 (the logging rank reads the loss, the last ranks hold smaller shards) the reason is a simple property: being rank 0,
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Leaf", "Lesson", "Properties", "learn", "untried"]
+__all__ = ["Division", "Leaf", "RankProperties", "learn", "untried"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -27,12 +27,12 @@ CONFIDENCE = 0.95
 """A hypothesis is believed when it holds this share of the weight of those that explain what was seen."""
 
 MAX_WORLD_STEPS = 64
-"""At most so many "ranks from here on" properties over the whole world are considered."""
+"""The number of "ranks from here on" properties over the whole world is limited to this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Properties:
-    """What can be said about each of `ranks`: a row a property, a column a rank. Equal rows are kept once."""
+class RankProperties:
+    """The properties of `ranks`: one row per property, one column per rank. Equal rows are kept once."""
 
     ranks: Ints
     holds: Bools
@@ -41,9 +41,11 @@ class Properties:
     @classmethod
     def of(
         cls, ranks: Ints, *, world_size: int, gpus_per_node: int, positions: Sequence[tuple[Ints, int]]
-    ) -> "Properties":
-        """Everything said about `ranks`. `positions` gives, a family of groups, each rank's position in its group (-1
-        for none) and the group size."""
+    ) -> "RankProperties":
+        """Return all properties of `ranks`.
+
+        `positions` holds, per family of groups, each rank's position in its group (-1 for none) and the group size.
+        """
         rows = cls._plain_rows(ranks, world_size, gpus_per_node, positions)
         rows += [(ranks % gpus_per_node == k, 1.0 / gpus_per_node) for k in range(gpus_per_node)]
         for column, size in positions:
@@ -56,8 +58,8 @@ class Properties:
     @classmethod
     def plain(
         cls, ranks: Ints, *, world_size: int, gpus_per_node: int, positions: Sequence[tuple[Ints, int]]
-    ) -> "Properties":
-        """Only what scripts commonly ask: am I the first or the last, of the world, of my node, of a group?"""
+    ) -> "RankProperties":
+        """Return the properties that scripts commonly test: first or last of the world, of the node, of a group."""
         return cls._distinct(ranks, cls._plain_rows(ranks, world_size, gpus_per_node, positions))
 
     @classmethod
@@ -81,7 +83,7 @@ class Properties:
         return rows
 
     @classmethod
-    def _distinct(cls, ranks: Ints, rows: list[tuple[Bools, float]]) -> "Properties":
+    def _distinct(cls, ranks: Ints, rows: list[tuple[Bools, float]]) -> "RankProperties":
         weights: dict[bytes, float] = {}
         kept: dict[bytes, Bools] = {}
         for row, weight in rows:
@@ -94,30 +96,30 @@ class Properties:
         holds = np.stack(list(kept.values())) if kept else np.zeros((0, len(ranks)), dtype=np.bool_)
         return cls(ranks, holds, np.array([weights[key] for key in kept], dtype=np.float64))
 
-    def among(self, columns: Bools) -> "Properties":
-        """The same properties, of some of the ranks."""
+    def among(self, columns: Bools) -> "RankProperties":
+        """Return the same properties of some of the ranks."""
         rows = [(row[columns], float(weight)) for row, weight in zip(self.holds, self.weights, strict=True)]
         return self._distinct(self.ranks[columns], rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """Ranks expected to do the same work, `digest`. Captured ones may differ from it if no property explains them."""
+    """Ranks expected to do the work of `digest`. Captured ones may differ from it if no property explains them."""
 
     ranks: Ints
     digest: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
-    """What is known so far: the leaves, and the ranks to capture next (none: the leaves are final)."""
+class Division:
+    """What is known so far: the leaves, and the ranks to capture next. Without such ranks the leaves are final."""
 
     leaves: tuple[Leaf, ...]
-    ask: tuple[int, ...]
+    next_ranks: tuple[int, ...]
 
 
-def untried(properties: Properties, captured: AbstractSet[int]) -> int | None:
-    """The rank that shows most of what no captured rank has shown: the other side of properties all of them share."""
+def untried(properties: RankProperties, captured: AbstractSet[int]) -> int | None:
+    """Return the rank that differs most from the captured ones in the properties that all of them share."""
     columns = np.array([rank in captured for rank in properties.ranks.tolist()], dtype=np.bool_)
     if columns.all():
         return None
@@ -130,8 +132,8 @@ def untried(properties: Properties, captured: AbstractSet[int]) -> int | None:
     return int(properties.ranks[np.flatnonzero(news >= news.max() - 1e-9)[-1]])
 
 
-def learn(properties: Properties, digests: Mapping[int, str], *, may_ask: bool) -> Lesson:
-    """Divides the ranks of `properties` into leaves, going by the digests of those captured (at least one)."""
+def learn(properties: RankProperties, digests: Mapping[int, str], *, may_ask: bool) -> Division:
+    """Divide the ranks of `properties` into leaves by the digests of those captured (at least one)."""
     ranks = properties.ranks
     captured = np.array([rank in digests for rank in ranks.tolist()], dtype=np.bool_)
     seen = [digests[rank] for rank in ranks[captured].tolist()]
@@ -139,26 +141,26 @@ def learn(properties: Properties, digests: Mapping[int, str], *, may_ask: bool) 
         return _pure_leaf(properties, captured, seen[0], may_ask=may_ask)
     split = _best_split(properties, captured, seen)
     if split is None:
-        return Lesson((Leaf(ranks, Counter(seen).most_common(1)[0][0]),), ())
+        return Division((Leaf(ranks, Counter(seen).most_common(1)[0][0]),), ())
     if may_ask and split.question is not None:
-        return Lesson((), (split.question,))
+        return Division((), (split.question,))
     parts = [learn(properties.among(side), digests, may_ask=may_ask) for side in (split.side, ~split.side)]
-    return Lesson(
-        tuple(leaf for part in parts for leaf in part.leaves), tuple(rank for part in parts for rank in part.ask)
+    return Division(
+        tuple(leaf for part in parts for leaf in part.leaves), tuple(rank for part in parts for rank in part.next_ranks)
     )
 
 
-def _pure_leaf(properties: Properties, captured: Bools, digest: str, *, may_ask: bool) -> Lesson:
-    """A leaf is believed on the word of two ranks that have as little in common as possible."""
+def _pure_leaf(properties: RankProperties, captured: Bools, digest: str, *, may_ask: bool) -> Division:
+    """Return a leaf, which two captured ranks with as little in common as possible must confirm."""
     leaf = Leaf(properties.ranks, digest)
     if not may_ask or captured.all() or captured.sum() >= 2:
-        return Lesson((leaf,), ())
+        return Division((leaf,), ())
     first = int(np.flatnonzero(captured)[0])
     differs = properties.holds != properties.holds[:, first : first + 1]
     distance = properties.weights @ differs
     distance[captured] = -1.0
     farthest = np.flatnonzero(distance >= distance.max() - 1e-9)[-1]
-    return Lesson((leaf,), (int(properties.ranks[farthest]),))
+    return Division((leaf,), (int(properties.ranks[farthest]),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,8 +169,8 @@ class _Split:
     question: int | None
 
 
-def _best_split(properties: Properties, captured: Bools, seen: list[str]) -> _Split | None:
-    """The property that sorts the captured ranks' digests best, and the rank that would tell it from its rivals."""
+def _best_split(properties: RankProperties, captured: Bools, seen: list[str]) -> _Split | None:
+    """Return the property that best separates the digests, and the rank that would tell it from its rivals."""
     outlines: dict[bytes, list[int]] = {}
     for row, outline in enumerate(properties.holds[:, captured]):
         turned = outline if outline[0] else ~outline
@@ -192,12 +194,12 @@ def _best_split(properties: Properties, captured: Bools, seen: list[str]) -> _Sp
     one_side = weights[rows] @ agrees
     balance = np.minimum(one_side, total - one_side)
     balance[captured] = 0.0
-    asked = int(np.argmax(balance))
-    return _Split(properties.holds[best], int(properties.ranks[asked]) if balance[asked] > 1e-9 else None)
+    requested = int(np.argmax(balance))
+    return _Split(properties.holds[best], int(properties.ranks[requested]) if balance[requested] > 1e-9 else None)
 
 
 def _gain(seen: list[str], outline: list[bool]) -> float:
-    """Information gained about the digest by knowing the side, in bits."""
+    """Return the information about the digest, in bits, gained by knowing the side."""
     sides = [[digest for digest, side in zip(seen, outline, strict=True) if side is value] for value in (True, False)]
     return _entropy(seen) - sum(len(side) / len(seen) * _entropy(side) for side in sides)
 

@@ -1,8 +1,8 @@
-"""Steps: where one training step ends, which operators are the optimizer's, and when enough was seen.
+"""Steps: where a training step ends, which operators are the optimizer's, and when the capture may stop.
 
 A step ends when every optimizer the script has used so far has stepped once more. After the last wanted step the
-capture goes on through what closes the step (logging, schedulers) and stops at the next forward pass. Ranks that talk
-over sockets of their own go on to the end of the script: whoever stopped would be missed by others.
+capture continues through what closes the step (logging, schedulers) and stops at the next forward pass. Ranks that talk
+over their own sockets continue to the end of the script, because others would wait for one that stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepCounter:
             self._core.note(TO_THE_END, "ranks that talk over sockets of their own run to the end of the script")
 
     def count(self, who: object = None) -> None:
-        """`who` has stepped: an optimizer, or the script itself where others have the optimizer."""
+        """Count a step of `who`: an optimizer, or the script itself where other ranks have the optimizer."""
         self._counts[id(who)] = self._counts.get(id(who), 0) + 1
         done = min(self._counts.values())
         if done > self.num_steps:
@@ -43,7 +43,7 @@ class StepCounter:
             self._core.mark_step(done)
 
     def install(self) -> None:
-        """Hook into every optimizer of the process."""
+        """Register hooks for every optimizer of the process."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         register_optimizer_step_pre_hook(self._before)

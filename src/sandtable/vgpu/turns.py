@@ -1,12 +1,12 @@
-"""Turns: only as many ranks compute at one time as there are cores, however many are alive.
+"""Turns: no more ranks compute at a time than there are cores, however many are alive.
 
-A capture may hold hundreds of ranks, and most of them could run at any time. Switching between them every few
-milliseconds costs a third of the time, for each comes back to cold caches. So a rank takes a turn, a byte in a pipe,
-and keeps it until it has to wait for another rank. An answer that the launcher has ready at once is waited for with the
-turn kept, so that asking does not end it.
+A capture may hold hundreds of ranks, most of which could run at any time. Switching between them every few milliseconds
+costs a third of the time, because each comes back to cold caches. So a rank takes a turn, a byte in a pipe, and keeps
+it until it has to wait for another rank. It also keeps the turn while it waits for an answer that is ready at once.
 
-A rank may wait for others in ways nobody sees (a file that another one writes). Then the cores fall idle, and the
-launcher adds turns until they no longer do. A rank that is known to do so (it has sockets) leaves the turns to others.
+A rank may wait for others in ways the launcher does not see (a file that another rank writes). Then the cores fall
+idle, and the launcher adds turns until they no longer do. A rank that is known to do so (it has sockets) takes no
+turns. A rank may also compute forever: while no rank sends or prints anything, the launcher adds turns, too.
 """
 
 import os
@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Iterable
 
-from sandtable.vgpu.child import Child
 from sandtable.vgpu.processes import cpu_ticks, wants_core
 
 __all__ = ["Turn", "Turns"]
@@ -23,7 +22,10 @@ __all__ = ["Turn", "Turns"]
 _QUICK_SECONDS = 0.002
 _LOOK_SECONDS = 1.0
 _IDLE_TICKS = 30
-"""Of 100 a second and core: below it something waits that should not."""
+"""Of 100 per second and core; fewer mean that something waits that should not."""
+
+_SILENT_SECONDS = 5.0
+"""Without news of any rank for this long, those that have the turns may never give them back."""
 
 
 class Turn:
@@ -36,7 +38,7 @@ class Turn:
         self._has_left = False
 
     def begin(self) -> None:
-        """Returns when it is this process's turn."""
+        """Wait for a turn."""
         if not self._has_left:
             os.read(self._take, 1)
 
@@ -46,13 +48,13 @@ class Turn:
             os.write(self._give, b".")
 
     def leave(self) -> None:
-        """Compute whenever there is something to do: for a rank that waits for others in ways nobody sees."""
+        """Take no more turns, as a rank that waits for others in ways the launcher does not see."""
         if not self._has_left:
             self.end()
         self._has_left = True
 
     def wait_for(self, channel: socket.socket) -> None:
-        """Returns when there is something to read, and it is this process's turn: still, or again."""
+        """Wait until there is something to read and this process has a turn, still or again."""
         if self._was_quick and _is_readable(channel, _QUICK_SECONDS):
             return
         start = time.monotonic()
@@ -70,31 +72,40 @@ class Turns:
         self.start_again()
 
     def start_again(self) -> None:
-        """No rank runs: there are as many turns as cores, whatever became of those that had one."""
+        """Reset the number of turns to the number of cores, when no rank runs."""
         take, give = self.ends
         while _is_readable(take, 0):
             os.read(take, 4096)
         os.write(give, b"." * len(os.sched_getaffinity(0)))
         self._ticks = 0
-        self._next_look = time.monotonic() + _LOOK_SECONDS
+        self._last_news = time.monotonic()
+        self._next_look = self._last_news + _LOOK_SECONDS
 
-    def look(self, children: Iterable[Child]) -> None:
-        """Adds a turn, if it is time to look, and the ranks hardly did a thing since the last time and do not want to.
+    def look(self, process_ids: Iterable[int], *, has_news: bool) -> None:
+        """Add a turn, if it is time to look and the ranks have hardly computed since the last time, or are silent.
 
-        (On a machine with other work to do they may have wanted to, in vain.)
+        On a machine with other work, ranks that want a core and do not get it are not idle. `has_news` if a rank has
+        sent or printed something since the last call.
         """
         now = time.monotonic()
+        if has_news:
+            self._last_news = now
         if now < self._next_look:
             return
-        processes = [child.process for child in children if child.process is not None]
+        processes = list(process_ids)
         ticks = sum(map(cpu_ticks, processes))
-        if 0 <= ticks - self._ticks < _IDLE_TICKS and not any(map(wants_core, processes)):
-            os.write(self.ends[1], b".")
+        is_idle = 0 <= ticks - self._ticks < _IDLE_TICKS and not any(map(wants_core, processes))
+        if is_idle or now - self._last_news >= _SILENT_SECONDS:
+            self.add(1)
         self._ticks = ticks
         self._next_look = now + _LOOK_SECONDS
 
+    def add(self, count: int) -> None:
+        """Add turns."""
+        os.write(self.ends[1], b"." * count)
+
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         for end in self.ends:
             os.close(end)
 

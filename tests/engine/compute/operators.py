@@ -17,7 +17,7 @@ __all__ = [
 
 
 def spec(dtype: str, *shape: int, device: str = "cuda") -> TensorSpec:
-    """A contiguous tensor."""
+    """Return a contiguous tensor."""
     strides, distance = [], 1
     for size in reversed(shape):
         strides.append(distance)

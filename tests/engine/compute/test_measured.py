@@ -1,12 +1,14 @@
 """The table of measured times: what it answers for, what is between two rows, and what is no table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.compute.operators import mm, op, pointwise, spec
 
+from sandtable.cluster import load
 from sandtable.engine.compute import MeasuredRow, MeasuredTable
 from sandtable.errors import ClusterError
 
@@ -105,10 +107,11 @@ def test_files_that_are_no_json_or_not_there_say_so(tmp_path: Path) -> None:
 
 
 def test_the_table_beside_a_cluster_file_is_found_and_only_that(tmp_path: Path) -> None:
-    cluster = tmp_path / "lab.toml"
-    assert MeasuredTable.beside(cluster) is None
+    catalogued = load("lab")
+    cluster = replace(catalogued, source_file=tmp_path / "lab.toml")
+    assert MeasuredTable.for_cluster(cluster) is None
     MeasuredTable([], device="here").save(tmp_path / "lab.measured.json")
-    found = MeasuredTable.beside(cluster)
+    found = MeasuredTable.for_cluster(cluster)
     assert found is not None
     assert found.device == "here"
-    assert MeasuredTable.beside(tmp_path / "lab") is None
+    assert MeasuredTable.for_cluster(catalogued) is None

@@ -43,7 +43,7 @@ def recorded() -> list[tuple[str, str]]:
 
 
 def peak(device: Device, dtype: str) -> float:
-    """The fastest unit there is for a type; convolutions may use tf32 for float32."""
+    """Return the rate of the fastest unit for a type; convolutions may use tf32 for float32."""
     rates = (device.matmul, device.vector)
     if dtype == "float32":
         return max(max(rate.float32, rate.tf32) for rate in rates)
@@ -71,7 +71,7 @@ def test_nothing_is_faster_than_the_data_sheet_allows(name: str) -> None:
 
 
 def _causal(signature: Signature) -> float:
-    """What a causal mask leaves of the counted FLOPs, at least."""
+    """Return the least share of the counted FLOPs that a causal mask leaves."""
     return 0.5 if "attention" in signature.op else 1.0
 
 

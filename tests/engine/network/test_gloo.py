@@ -83,7 +83,7 @@ def test_it_takes_no_multiprocessors():
 
 
 def test_an_algorithm_that_gloo_does_not_have_is_refused():
-    with pytest.raises(ClusterError, match="halving-doubling with all_reduce"):
+    with pytest.raises(ClusterError, match="halving-doubling for all_reduce"):
         plan("all_reduce", MIB, HOSTS, lab(), backend="gloo", algorithm="nvls")
 
 

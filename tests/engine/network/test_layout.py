@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from sandtable.engine.network.layout import Layout
+from sandtable.engine.network.layout import GroupLayout
 from sandtable.errors import ClusterError
 
 NODE_OF = np.arange(16) // 4
 SLOT_OF = np.arange(16) % 4
 
 
-def layout(groups) -> Layout:
-    return Layout.of(groups, node_of=NODE_OF, slot_of=SLOT_OF)
+def layout(groups) -> GroupLayout:
+    return GroupLayout.of(groups, node_of=NODE_OF, slot_of=SLOT_OF)
 
 
 def test_members_are_lined_up_node_by_node_and_by_slot():
@@ -50,5 +50,5 @@ def test_a_rank_listed_twice_is_refused():
 
 @pytest.mark.parametrize("groups", [[0, 1], [[]], [[0.5, 1.0]]])
 def test_groups_that_are_no_table_of_ranks_are_refused(groups):
-    with pytest.raises(ClusterError, match="one row a group"):
+    with pytest.raises(ClusterError, match="one row per group"):
         layout(groups)

@@ -114,7 +114,7 @@ def test_an_unknown_backend_is_refused():
 
 
 def test_a_root_outside_the_group_is_refused():
-    with pytest.raises(TraceError, match="a place in its group of 4, but got 4"):
+    with pytest.raises(TraceError, match="a position in its group of 4, but got 4"):
         plan("broadcast", MIB, [range(4)], topology(), root=4)
 
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from tests.engine.network.building import GIB, on_tier, plan, topology
 
-from sandtable.engine.network.tree import _double_tree
+from sandtable.engine.network.edges import double_tree
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 31, 64])
 def test_both_trees_reach_every_node_and_share_the_inner_places(count):
     places = np.arange(count, dtype=np.int32)
     inner = []
-    for above in _double_tree(places, np.full(count, count, dtype=np.int32)):
+    for above in double_tree(places, np.full(count, count, dtype=np.int32)):
         assert (above < 0).sum() == 1
         depth, at = 0, places.copy()
         while (above[at] >= 0).any():

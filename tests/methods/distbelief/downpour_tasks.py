@@ -9,8 +9,7 @@ from tests.methods.server_job import store_at
 from tests.methods.server_tasks import loss_of, make_model, wait_until, weights_of
 from torch import Tensor, nn
 
-from sandtable.methods import Asynchronous, Checkpoints, ParameterServer, ServerReport, serve
-from sandtable.methods.distbelief import Downpour
+from sandtable.methods.server import Asynchronous, Checkpoints, Downpour, ParameterServer, Role, ServerReport, serve
 
 RATE = 0.05
 NUM_CLASSES, NUM_FEATURES, NUM_TRAIN, NUM_TEST = 4, 10, 2000, 4000
@@ -25,7 +24,7 @@ def make_adagrad(named: Any) -> torch.optim.Optimizer:
 
 
 def make_slow_sgd(named: Any) -> torch.optim.Optimizer:
-    """Every update takes a tenth of a second."""
+    """Make an SGD whose every update takes a tenth of a second."""
     optimizer = make_sgd(named)
     optimizer.register_step_pre_hook(lambda *_: time.sleep(0.1))
     return optimizer
@@ -37,7 +36,7 @@ def make_classifier() -> nn.Module:
 
 
 def make_samples(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Four overlapping clouds on curved ground: no classifier is right about every sample."""
+    """Make four overlapping clouds on curved ground: no classifier is right about every sample."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(NUM_CLASSES, NUM_FEATURES, generator=torch.Generator().manual_seed(6))
     classes = torch.randint(NUM_CLASSES, (count,), generator=generator)
@@ -68,15 +67,14 @@ def run_server(
         sync=Asynchronous(),
         checkpoints=keep,
         store=store_at(port),
-        shard=shard,
-        workers=workers,
+        role=Role(shard=shard, num_workers=workers),
     )
 
 
 def run_replica(
     port: int, worker: int, exchange: ParameterServer, steps: int, options: dict[str, Any], pause_s: float = 0.0
 ) -> dict[str, Any]:
-    """Train the regression on the whole batch; weights when it joined and after each step."""
+    """Train the regression on the whole batch; return the weights on joining and after each step."""
     store, model = store_at(port), make_model()
     with Downpour(model, exchange=exchange, lr=RATE, store=store, worker=worker, **options) as downpour:
         weights = [weights_of(model)]
@@ -93,7 +91,7 @@ def run_replica(
 
 
 def run_cooling_replica(port: int, exchange: ParameterServer, rates: list[float]) -> Tensor:
-    """A step at each of the rates, there and here, as a scheduler would set them."""
+    """Take a step at each of the rates, on servers and locally, as a scheduler would set them."""
     store, model = store_at(port), make_model()
     optimizer = make_sgd(model.parameters())
     options: dict[str, Any] = {"lr": RATE, "optimizer": optimizer, "overlap": False}
@@ -106,7 +104,7 @@ def run_cooling_replica(port: int, exchange: ParameterServer, rates: list[float]
 
 
 def run_interrupted_replica(port: int, exchange: ParameterServer, steps: int, options: dict[str, Any]) -> Tensor:
-    """As `run_replica`, but in the middle the process state is kept, everything dropped, and taken up again."""
+    """Run as `run_replica`, but halfway save the state, drop everything, and resume."""
     store, model = store_at(port), make_model()
     first = Downpour(model, exchange=exchange, lr=RATE, store=store, worker=0, **options)
     for _ in range(steps // 2):
@@ -125,7 +123,7 @@ def run_interrupted_replica(port: int, exchange: ParameterServer, steps: int, op
 
 
 def run_learner(port: int, worker: int, exchange: ParameterServer, num_workers: int, steps: int) -> float:
-    """Train the classification on this worker's quarter of the samples; accuracy of the servers' weights at the end."""
+    """Train the classification on this worker's quarter of the samples; return the servers' final accuracy."""
     store, model = store_at(port), make_classifier()
     inputs, classes = make_samples(NUM_TRAIN, seed=7)
     mine = torch.arange(worker, NUM_TRAIN, num_workers)

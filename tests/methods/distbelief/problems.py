@@ -23,7 +23,7 @@ def logistic_regression() -> tuple[Function, Tensor]:
 
 
 def small_network(*, scale: float = 1.0) -> tuple[Function, Tensor]:
-    """A network that learns another's answers. A small scale makes a first step of one unit far too long."""
+    """Make a network that learns another's answers. A small scale makes a first step of one unit far too long."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(100, 6, generator=generator, dtype=torch.float64)
     targets = torch.tanh(inputs @ torch.randn(6, 3, generator=generator, dtype=torch.float64))
@@ -42,7 +42,7 @@ def small_network(*, scale: float = 1.0) -> tuple[Function, Tensor]:
 
 
 def rosenbrock() -> tuple[Function, Tensor]:
-    """A bent valley: searches need several evaluations."""
+    """Make a bent valley: searches need several evaluations."""
 
     def loss(x: Tensor) -> Tensor:
         return (100 * (x[1:] - x[:-1].square()).square() + (1 - x[:-1]).square()).sum()
@@ -51,7 +51,7 @@ def rosenbrock() -> tuple[Function, Tensor]:
 
 
 def waves() -> tuple[Function, Tensor]:
-    """Many minima: steps overshoot, and slopes turn between trials."""
+    """Make a function of many minima: steps overshoot, and slopes turn between trials."""
 
     def loss(x: Tensor) -> Tensor:
         return (x.square() / 20 + torch.cos(3 * x) + torch.sin(x[0] * x)).sum()
@@ -60,7 +60,7 @@ def waves() -> tuple[Function, Tensor]:
 
 
 def quartic() -> tuple[Function, Tensor]:
-    """Very flat at the bottom and very steep far out."""
+    """Make a function that is very flat at the bottom and very steep far out."""
 
     def loss(x: Tensor) -> Tensor:
         return (torch.arange(1, 6, dtype=x.dtype) * x.square().square()).sum() + (x.sum() - 1).square()

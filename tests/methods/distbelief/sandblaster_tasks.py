@@ -8,17 +8,17 @@ import torch
 from tests.methods.server_job import Job, Process, store_at
 from torch import Tensor, nn
 
-from sandtable.methods import Checkpoints
-from sandtable.methods.distbelief import (
+from sandtable.methods import server
+from sandtable.methods.server import (
     LBFGS,
+    Checkpoints,
     CoordinatorReport,
-    HolderReport,
     LineSearch,
     Progress,
     Sandblaster,
+    VectorServerReport,
     coordinate,
-    hold,
-    work,
+    serve_vectors,
 )
 
 NUM_SAMPLES, PORTION_SIZE = 120, 7
@@ -31,7 +31,7 @@ def make_settings(shards: int = 2, timeout_s: float = TIMEOUT_S) -> Sandblaster:
 
 
 def make_lbfgs(iterations: int) -> LBFGS:
-    """As SciPy searches, and to the last iteration."""
+    """Make settings that search as SciPy does, to the last iteration."""
     return LBFGS(
         max_iterations=iterations, gradient_tolerance=0.0, loss_tolerance=0.0, search=LineSearch(decrease=1e-3)
     )
@@ -61,7 +61,7 @@ def weights_of(model: nn.Module) -> Tensor:
 def run_coordinator(
     port: int, settings: Sandblaster, iterations: int, portion_size: int = PORTION_SIZE
 ) -> tuple[CoordinatorReport, list[float], float]:
-    """The report, the loss after each iteration, and the seconds; iterations are counted in the store."""
+    """Return the report, the loss after each iteration, and the seconds; count iterations in the store."""
     store, losses = store_at(port), []
 
     def note(progress: Progress) -> None:
@@ -80,15 +80,15 @@ def run_coordinator(
     return report, losses, time.monotonic() - began
 
 
-def run_holder(
+def run_vector_server(
     port: int, shard: int, settings: Sandblaster, checkpoints: tuple[Path, int] | None = None
-) -> HolderReport:
+) -> VectorServerReport:
     keep = None if checkpoints is None else Checkpoints(directory=checkpoints[0], every=checkpoints[1])
-    return hold(make_model(), settings=settings, checkpoints=keep, store=store_at(port), shard=shard)
+    return serve_vectors(make_model(), settings=settings, checkpoints=keep, store=store_at(port), shard=shard)
 
 
 def run_replica(port: int, replica: int, settings: Sandblaster, pause_s: float = 0.0) -> dict[str, Any]:
-    """Each portion takes `pause_s` longer; portions are counted in the store as `portions-<replica>`."""
+    """Run a replica that takes `pause_s` longer per portion, counted in the store as `portions-<replica>`."""
     store, model = store_at(port), make_model()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -100,15 +100,19 @@ def run_replica(port: int, replica: int, settings: Sandblaster, pause_s: float =
         return loss_of(model, samples)
 
     store.add(f"started-{replica}", 1)
-    report = work(model, loss, settings=settings, store=store, replica=replica)
+    report = server.run_replica(model, loss, settings=settings, store=store, replica=replica)
     return {"weights": weights_of(model), "report": report}
 
 
 def run_stranger(port: int, settings: Sandblaster) -> None:
-    """A replica whose model is another."""
+    """Run a replica with another model."""
     model = nn.Linear(2, 2)
-    work(model, lambda model, samples: model(torch.ones(2)).sum(), settings=settings, store=store_at(port), replica=3)
+    server.run_replica(
+        model, lambda model, samples: model(torch.ones(2)).sum(), settings=settings, store=store_at(port), replica=3
+    )
 
 
-def start_holders(running: Job, settings: Sandblaster, checkpoints: tuple[Path, int] | None = None) -> list[Process]:
-    return [running.start(run_holder, shard, settings, checkpoints) for shard in range(settings.shards)]
+def start_vector_servers(
+    running: Job, settings: Sandblaster, checkpoints: tuple[Path, int] | None = None
+) -> list[Process]:
+    return [running.start(run_vector_server, shard, settings, checkpoints) for shard in range(settings.shards)]

@@ -1,30 +1,29 @@
-"""The coordinator's desk: reports and portions, without a socket."""
+"""The dispatcher: reports and portions, without a socket."""
 
 from typing import Any
 
 import pytest
 
 from sandtable.errors import MethodError
-from sandtable.methods.distbelief.dispatcher import Dispatcher
-from sandtable.methods.distbelief.portions import Portions
-from sandtable.methods.distbelief.sessions import Caller
-from sandtable.methods.distbelief.settings import Sandblaster
-from sandtable.methods.server.clerk import RefusedError
-from sandtable.methods.server.message import Kind, MalformedError, Message
+from sandtable.methods.server import Sandblaster, WorkQueue
+from sandtable.methods.server.distbelief.dispatcher import Dispatcher
+from sandtable.methods.server.distbelief.sessions import Caller
+from sandtable.methods.server.message import MalformedError, MessageKind, ServerMessage
+from sandtable.methods.server.request_handler import RefusedError
 
 FIRST, SECOND = Caller(1, "a"), Caller(2, "b")
 
 
 class Desk:
     def __init__(self, num_portions: int, timeout_s: float = 1.0) -> None:
-        self.portions = Portions(num_samples=num_portions, size=1)
+        self.portions = WorkQueue(num_samples=num_portions, size=1)
         self.dispatcher = Dispatcher(self.portions, identity=Sandblaster().identity(1), timeout_s=timeout_s)
         for caller in (FIRST, SECOND):
             self.dispatcher.welcome(caller)
 
     def ask(self, caller: Caller, *report: Any) -> dict[str, Any]:
         fields = {"patience_s": 0.0, **({"report": list(report)} if report else {})}
-        return self.dispatcher.answer(caller, Message(Kind.PORTION, fields, memoryview(b"")))[0]
+        return self.dispatcher.answer(caller, ServerMessage(MessageKind.PORTION, fields, memoryview(b"")))[0]
 
 
 def test_nobody_gets_a_portion_before_an_evaluation_is_open_or_after():
@@ -58,7 +57,7 @@ def test_a_report_of_another_evaluation_does_not_count():
 
 
 def test_a_request_that_is_repeated_leaves_no_portion_behind():
-    """The answer was lost on the way, so the portion it gave is in nobody's hands."""
+    """Repeat a request whose answer was lost: nobody works on the portion it gave."""
     desk = Desk(2)
     desk.dispatcher.open("first")
     lost, again = desk.ask(FIRST), desk.ask(FIRST)
@@ -72,7 +71,7 @@ def test_after_doubt_about_a_shard_nothing_is_given_out_until_it_has_been_looked
     desk.ask(FIRST)
     assert desk.ask(FIRST, "first", 0, None) == {}
     assert desk.dispatcher.collect() == []
-    desk.dispatcher.reassure()
+    desk.dispatcher.resume()
     assert desk.ask(SECOND)["portion"] == 0
 
 
@@ -80,7 +79,7 @@ def test_a_lost_replica_gives_its_portion_back():
     desk = Desk(2)
     desk.dispatcher.open("first")
     desk.ask(FIRST)
-    desk.dispatcher.part(FIRST)
+    desk.dispatcher.on_disconnect(FIRST)
     assert desk.ask(SECOND)["portion"] == 0
 
 

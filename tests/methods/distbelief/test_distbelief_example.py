@@ -1,4 +1,4 @@
-"""The example under torchrun: parts by rank, addresses through torchrun's store."""
+"""The example under torchrun: roles by rank, addresses through torchrun's store."""
 
 import re
 from pathlib import Path

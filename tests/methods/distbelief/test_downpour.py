@@ -18,8 +18,7 @@ from tests.methods.server_job import Job, job
 from tests.methods.server_tasks import loss_of, make_model, settings, weights_of
 
 from sandtable.errors import MethodError
-from sandtable.methods import ParameterServer
-from sandtable.methods.distbelief import Downpour
+from sandtable.methods.server import Downpour, ParameterServer
 
 WAIT = {"overlap": False}
 

@@ -1,4 +1,4 @@
-"""L-BFGS on shards takes the same way as SciPy's L-BFGS-B, evaluation by evaluation."""
+"""L-BFGS on shards takes the same steps as SciPy's L-BFGS-B, evaluation by evaluation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,16 @@ from tests.methods.distbelief import problems
 from torch import Tensor
 
 from sandtable.errors import MethodError
-from sandtable.methods.distbelief.lbfgs import LBFGS, Ending, Progress, minimize
-from sandtable.methods.distbelief.line_search import LineSearch
-from sandtable.methods.distbelief.space import LocalSpace, Space
-from sandtable.methods.distbelief.vectors import Vectors
+from sandtable.methods.server import (
+    LBFGS,
+    Ending,
+    LineSearch,
+    LocalSpace,
+    NamedVectors,
+    Progress,
+    VectorSpace,
+    minimize,
+)
 
 AS_SCIPY = LineSearch(decrease=1e-3)
 PROBLEMS = {
@@ -33,7 +39,7 @@ class Shards:
 
     def __init__(self, function: problems.Function, start: Tensor, num_shards: int) -> None:
         self._function = function
-        self.vectors = [Vectors([part.clone()]) for part in torch.tensor_split(start, num_shards)]
+        self.vectors = [NamedVectors([part.clone()]) for part in torch.tensor_split(start, num_shards)]
         self.space = LocalSpace(self.vectors)
         self.evaluated: list[Tensor] = []
 
@@ -119,7 +125,7 @@ def test_a_direction_takes_two_messages_a_pair_and_one_more():
     shards = Shards(function, start, 1)
     num_messages = 0
 
-    class Counting(Space):
+    class Counting(VectorSpace):
         def run(self, operations):
             nonlocal num_messages
             num_messages += 1

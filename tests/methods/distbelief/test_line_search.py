@@ -6,24 +6,25 @@ from collections.abc import Callable
 import pytest
 from scipy.optimize._dcsrch import DCSRCH
 
-from sandtable.methods.distbelief.line_search import LineSearch, Search
+from sandtable.methods.server import LineSearch
+from sandtable.methods.server.distbelief.line_search import Search
 
 Curve = Callable[[float], tuple[float, float]]
 
 
 def bowl(t: float) -> tuple[float, float]:
-    """Function 1 of Moré and Thuente's paper: -t / (t² + 2)."""
+    """Evaluate function 1 of Moré and Thuente's paper: -t / (t² + 2)."""
     return -t / (t * t + 2), (t * t - 2) / (t * t + 2) ** 2
 
 
 def steep_wall(t: float) -> tuple[float, float]:
-    """Function 2: (t + 0.004)⁵ - 2 (t + 0.004)⁴."""
+    """Evaluate function 2: (t + 0.004)⁵ - 2 (t + 0.004)⁴."""
     u = t + 0.004
     return u**5 - 2 * u**4, 5 * u**4 - 8 * u**3
 
 
 def kink_with_ripples(t: float) -> tuple[float, float]:
-    """Function 3: a kink at 1, smoothed over 0.01, with ripples of a sine."""
+    """Evaluate function 3: a kink at 1, smoothed over 0.01, with ripples of a sine."""
     if t <= 0.99:
         value, slope = 1 - t, -1.0
     elif t >= 1.01:
@@ -35,7 +36,7 @@ def kink_with_ripples(t: float) -> tuple[float, float]:
 
 
 def two_hills(left: float, right: float) -> Curve:
-    """Functions 4 to 6: flat in the middle, with minima that are hard to hit."""
+    """Evaluate functions 4 to 6: flat in the middle, with minima that are hard to hit."""
     weight = [math.sqrt(1 + b * b) - b for b in (left, right)]
 
     def curve(t: float) -> tuple[float, float]:
@@ -65,7 +66,7 @@ def test_trials_are_scipys_and_the_last_fulfils_both_conditions(name, first):
     search, ours = Search(settings, step=first, loss=loss, slope=slope), []
     for _ in range(40):
         ours.append(search.step)
-        if search.tell(*curve(search.step)):
+        if search.update(*curve(search.step)):
             break
     theirs: list[float] = []
 

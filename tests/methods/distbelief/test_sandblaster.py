@@ -1,4 +1,4 @@
-"""Sandblaster L-BFGS in real processes: the way of SciPy, whoever computes which portion."""
+"""Sandblaster L-BFGS in real processes: SciPy's steps, whichever replica computes which portion."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.methods.distbelief.sandblaster_tasks import (
     make_settings,
     run_coordinator,
     run_replica,
-    start_holders,
+    start_vector_servers,
     weights_of,
 )
 from tests.methods.server_job import job
@@ -22,7 +22,7 @@ ITERATIONS = 20
 
 
 def scipy_run() -> tuple[np.ndarray, list[float]]:
-    """Weights after twenty iterations, and the loss after each."""
+    """Return the weights after twenty iterations, and the loss after each."""
     model = make_model()
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -44,12 +44,12 @@ def scipy_run() -> tuple[np.ndarray, list[float]]:
 def test_replicas_and_shards_take_scipys_way(shards):
     settings = make_settings(shards)
     with job() as running:
-        holders = start_holders(running, settings)
+        servers = start_vector_servers(running, settings)
         coordinator = running.start(run_coordinator, settings, ITERATIONS)
         replicas = [running.start(run_replica, number, settings) for number in (1, 2)]
         report, losses, _ = coordinator.result()
         results = [replica.result() for replica in replicas]
-        held = [holder.result() for holder in holders]
+        held = [server.result() for server in servers]
     end, expected = scipy_run()
     np.testing.assert_allclose(losses, expected, rtol=1e-7)
     for result in results:

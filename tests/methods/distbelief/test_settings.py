@@ -1,9 +1,9 @@
-"""Settings of Sandblaster: who is what by rank, and what is refused."""
+"""Settings of Sandblaster: roles by rank, and what is refused."""
 
 import pytest
 
 from sandtable.errors import MethodError
-from sandtable.methods.distbelief import Part, Sandblaster
+from sandtable.methods.server import Sandblaster, SandblasterRole
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def test_the_first_rank_coordinates_the_last_serve_and_the_others_are_replicas(r
     settings, parts = Sandblaster(shards=2), []
     for rank in range(6):
         ranks(rank, 6)
-        parts.append(settings.part)
-    assert parts == [Part.COORDINATOR, *[Part.REPLICA] * 3, *[Part.SERVER] * 2]
+        parts.append(settings.role)
+    assert parts == [SandblasterRole.COORDINATOR, *[SandblasterRole.REPLICA] * 3, *[SandblasterRole.SERVER] * 2]
     assert settings.shard == 1
     ranks(2, 6)
     assert settings.replica == 2
@@ -36,8 +36,8 @@ def test_calling_for_the_wrong_part_is_an_error(ranks):
 
 def test_too_few_ranks_are_refused(ranks):
     ranks(0, 3)
-    with pytest.raises(MethodError, match=r"one rank a shard \(2\), but has 3 ranks; start 4 or more"):
-        _ = Sandblaster(shards=2).part
+    with pytest.raises(MethodError, match=r"one rank per shard \(2\), but has 3 ranks; start 4 or more"):
+        _ = Sandblaster(shards=2).role
 
 
 @pytest.mark.parametrize(

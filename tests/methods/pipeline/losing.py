@@ -1,4 +1,4 @@
-"""A world that loses a rank on purpose: `run_and_lose` has the answers of those that stay."""
+"""A world that loses a rank on purpose: `run_and_lose` returns the results of the others."""
 
 import pickle
 from collections.abc import Callable
@@ -13,7 +13,7 @@ __all__ = ["run_and_lose"]
 
 
 def run_and_lose(world: int, victim: int, function: Callable[..., Any], *args: Any) -> dict[int, Any]:
-    """What `function(*args)` returned on every rank but the victim, which the function itself ends or stops."""
+    """Return the results of `function(*args)` on every rank but the victim, which the function itself ends or stops."""
     server = context()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     readers: dict[int, Connection] = {}

@@ -1,4 +1,4 @@
-"""Small models of the kinds that are cut in practice, each with inputs for it."""
+"""Small models of the kinds that are cut in practice, each with its inputs."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ __all__ = ["FAMILIES", "Dense", "Gpt", "LateSize", "Residual", "dense", "gpt", "
 
 
 def vgg() -> nn.Module:
-    """Convolutions that work in place, then linear layers."""
+    """Return convolutions with in-place activations, then linear layers."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.ReLU(inplace=True),
@@ -69,7 +69,7 @@ class _DenseBlock(nn.ModuleDict):
 
 
 class Dense(nn.Module):
-    """Every layer of a block reads all before it."""
+    """Every layer of a block reads all those before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Its embedding and its head have one weight."""
+    """Its embedding and its head share one weight."""
 
     def __init__(self, num_blocks: int = 2) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Gpt(nn.Module):
 
 
 class LateSize(nn.Module):
-    """The last layer asks for the size of what the first one took and made."""
+    """The last layer reads the size of the first one's input and output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Two stages with all that is awkward: several tensors between them, numbers among these, a layer that writes in place
-at the cut, statistics, a parameter that is frozen, one that is never used, and a model that returns a dictionary."""
+"""Two awkward stages: several tensors between them, numbers among these, a layer that works in place at the cut,
+statistics, a frozen parameter, an unused one, and a model that returns a dictionary."""
 
 from typing import Any
 

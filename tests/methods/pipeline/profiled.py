@@ -1,4 +1,4 @@
-"""Functions that give models, as `sandtable profile` takes them."""
+"""Functions that return models, as `sandtable profile` takes them."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Asynchronous schedules follow the formula of staleness, to the last weight."""
+"""Asynchronous schedules follow the staleness formula, to the last weight."""
 
 from math import ceil
 
@@ -23,7 +23,7 @@ def stashed(replicas):
 
 
 def synchronised(replicas):
-    """Vertical sync: all stages know of as many minibatches as the input stage did."""
+    """Vertical sync: all stages include as many minibatches as the input stage did."""
     own = stashed(replicas)
     return lambda stage, number: replicas[0] * own(0, number) // replicas[stage]
 

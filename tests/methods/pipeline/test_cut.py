@@ -1,4 +1,4 @@
-"""Cutting: the stages one after the other are the model, whatever the boundaries."""
+"""Cutting: the stages in order compute what the model does, whatever the boundaries."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from sandtable.methods.pipeline import StageModule, cut, tied_parameters, trace
 
 
 def run_apart(stages: Sequence[nn.Module], inputs: Sequence[Tensor], grad_of_output: Tensor) -> Any:
-    """Forward and backward as ranks do it: what crosses is detached, and gradients go back by hand."""
+    """Run forward and backward as ranks do: detach what crosses, and pass gradients back by hand."""
     taken, given_back = [], []
     values: Sequence[Tensor] = inputs
     for number, stage in enumerate(stages):
@@ -41,7 +41,7 @@ def run_apart(stages: Sequence[nn.Module], inputs: Sequence[Tensor], grad_of_out
 
 
 def run(stages: Sequence[nn.Module], *values: Tensor) -> Any:
-    """Forward, one stage after the other."""
+    """Run forward, one stage after the other."""
     for stage in stages[:-1]:
         values = stage(*values)
     return stages[-1](*values)
@@ -182,7 +182,7 @@ def test_stages_of_one_mode_only_refuse_the_other():
 
     stages = cut(Auxiliary(), torch.ones(2, 4), [1])
     stages[0].train()
-    with pytest.raises(MethodError, match=r"cut in training and is asked for evaluation; call model.train\(False\)"):
+    with pytest.raises(MethodError, match=r"cut in training and is set to evaluation; call model.train\(False\)"):
         stages[0].eval()
 
 
@@ -251,11 +251,11 @@ def test_a_copy_of_a_stage_is_a_stage():
     ("boundaries", "message"),
     [
         ([3, 3], r"every stage must have a layer, but none is left between boundaries 3 and 3"),
-        ([4, 2], r"none is left between boundaries 4 and 2 of \[4, 2\]; give rising numbers from 1 to 11"),
-        ([0], r"a layer behind the first, but got 0 of 12 layers; try 1 to 11"),
+        ([4, 2], r"none is left between boundaries 4 and 2 of \[4, 2\]; give increasing numbers from 1 to 11"),
+        ([0], r"a layer after the first, but got 0 of 12 layers; try 1 to 11"),
         ([12], r"but got 12 of 12 layers; try 1 to 11"),
         (["nowhere"], r"must be the name of a layer, but 'nowhere' is not among 0, 1, 2"),
-        (list(range(1, 13)), r"no more stages than layers, but 13 stages were asked of 12 layers"),
+        (list(range(1, 13)), r"no more stages than layers, but there are 13 stages for 12 layers"),
     ],
 )
 def test_boundaries_that_cannot_be_are_refused_with_the_rule(boundaries, message):
@@ -282,7 +282,7 @@ def test_where_only_a_shape_is_asked_for_no_element_crosses():
 
 @dataclass
 class Result(OrderedDict[str, Any]):
-    """As libraries return results: a dict that is a class of its own."""
+    """A dict with a class of its own, as libraries return results."""
 
     scores: Tensor
     doubled: Tensor
@@ -312,7 +312,7 @@ def test_names_that_stages_need_themselves_are_refused():
     model = nn.Sequential(OrderedDict(layers=nn.Linear(4, 4), number=nn.Linear(4, 4), tied=nn.Linear(4, 4)))
     assert cut(model, torch.ones(2, 4), [1])[1].layer_names == ("number", "tied")
     model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), graph=nn.Linear(4, 4)))
-    with pytest.raises(MethodError, match="none may be one of its own, but the model has 'graph'; rename 'graph'"):
+    with pytest.raises(MethodError, match="none may clash with its own, but the model has 'graph'; rename 'graph'"):
         cut(model, torch.ones(2, 4), [1])
 
 

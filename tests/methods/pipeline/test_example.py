@@ -1,4 +1,4 @@
-"""The example of the docs under torchrun."""
+"""The example in the docs runs under torchrun."""
 
 import re
 from pathlib import Path

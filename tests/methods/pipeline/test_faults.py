@@ -1,4 +1,4 @@
-"""A rank that dies or hangs is named by all others, soon."""
+"""All ranks soon name a rank that dies or hangs."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A pipeline beside other ways to be parallel: it keeps to its own group."""
+"""A pipeline keeps to its own group beside other kinds of parallelism."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from sandtable.methods.pipeline import Flush, PipeDream, Pipeline
 
 
 def on_a_mesh(schedule):
-    """Two pipelines of two stages; each trains on its half of the rows."""
+    """Train two pipelines of two stages, each on its half of the rows."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     pipeline = Pipeline(
         make_stages(2),
@@ -77,7 +77,7 @@ class _Sum(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """Two layers, the first split by columns and the second by rows over a group; whole without one."""
+    """Two layers, the first split by columns and the second by rows over a group; not split without one."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of Hugging Face, where it is installed: traced and cut as they are."""
+"""Models of Hugging Face, if installed, are traced and cut unmodified."""
 
 import pytest
 import torch

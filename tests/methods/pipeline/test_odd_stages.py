@@ -15,7 +15,7 @@ from sandtable.methods.pipeline import Flush, PipeDream, Pipeline
 
 
 def train(schedule, recompute):
-    """Drained after each minibatch, asynchronous training is that of one process, too."""
+    """Train; drained after each minibatch, asynchronous training also matches one process."""
     pipeline = Pipeline(make(), momentum, loss=loss, schedule=schedule, recompute=recompute, timeout_s=40)
     for inputs, targets in batches(4):
         pipeline.step(inputs, {"classes": targets})
@@ -76,7 +76,7 @@ def test_replicas_predict_the_same_since_their_statistics_are_averaged():
 
 
 class Sentences(nn.Module):
-    """Reads as many words of each row as it is told; a length of zero is an error."""
+    """Reads a given number of words of each row; a length of zero is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_inputs_that_must_not_be_zero_are_not_tried_as_zeros(schedule):
 
 
 class Gives(nn.Module):
-    """A stage that hands on something that is no tensor."""
+    """A stage that passes on something that is no tensor."""
 
     def __init__(self, what):
         super().__init__()
@@ -127,7 +127,7 @@ class Gives(nn.Module):
 
 
 def refused(schedule):
-    """What the first rank says of inputs by name, and of stages that give a dictionary, or None beside a tensor."""
+    """Return the first rank's errors for named inputs, and for stages that return a dictionary or a None."""
     found = []
     ((inputs, targets),) = batches(1)
     cases: list[tuple[str | None, Any]] = [(None, inputs), ("names", inputs), (None, {"inputs": inputs})]
@@ -150,7 +150,7 @@ def test_what_is_no_tensor_is_refused_with_the_remedy(schedule):
 
 
 class Turned(nn.Module):
-    """What leaves lies in memory column by column, or is one row for all."""
+    """Its output is column-major, or one row expanded to all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Turned(nn.Module):
 
 
 class Summed(nn.Module):
-    """The gradient of a sum is one number for all."""
+    """The gradient of a sum is one number expanded to all."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods.pipeline import Profile, cut, profile, trace
-from sandtable.methods.pipeline.profile_job import ProfileJob, make_input, run_job
+from sandtable.methods.pipeline import Profile, ProfileRequest, cut, make_input, measure_profile, profile, trace
 from sandtable.plan import Level, partition, read_profile
 
 
@@ -116,7 +115,7 @@ def test_a_profile_is_the_same_from_its_file_in_both_forms(tmp_path):
     data = json.loads((tmp_path / "profile.json").read_text())
     assert (data["format"], data["version"]) == ("sandtable-profile", 1)
     assert (data["basis"], data["device"], data["inputs"]) == ("measured", "cpu", ["3×6 int64"])
-    assert Profile.of(data) == found
+    assert Profile.load(tmp_path / "profile.json") == found
     found.save(tmp_path / "graph.txt")
     ours, published = read_profile(tmp_path / "profile.json"), read_profile(tmp_path / "graph.txt")
     assert published.cut_bytes == ours.cut_bytes
@@ -153,20 +152,20 @@ def test_inputs_are_made_from_shape_type_and_bound(text, shape, dtype):
         ({"function": "nowhere:model"}, "there is no 'nowhere:model'; for example models:vgg16"),
         ({"function": "tests.methods.pipeline.models:nothing"}, "as MODULE:FUNCTION, but there is no"),
         ({"function": "tests.methods.pipeline.models"}, "as MODULE:FUNCTION, but there is no"),
-        ({"function": "tests.methods.pipeline.models:vgg"}, "gives the model alone; add its inputs, as in --input"),
+        ({"function": "tests.methods.pipeline.models:vgg"}, "returns only the model; add its inputs, as in --input"),
         ({"function": "tests.methods.pipeline.models:vgg", "inputs": ("3,",)}, "must be a shape, .* but got '3,'"),
-        ({"function": "time:time"}, "must give an nn.Module, .* but gave float"),
+        ({"function": "time:time"}, "must return an nn.Module, .* but returned float"),
         (
             {"function": "tests.methods.pipeline.models:vgg", "inputs": ("2,3,8,8",), "device": "abacus"},
-            "a device must be one that is here .* but got 'abacus'",
+            "the device must be available here .* but got 'abacus'",
         ),
         (
             {"function": "tests.methods.pipeline.profiled:deep", "inputs": ("2,8,8",)},
-            r"deep does not take \(2, 8, 8\) float32: RuntimeError .*; give others with --input",
+            r"deep does not accept \(2, 8, 8\) float32: RuntimeError .*; give others with --input",
         ),
         (
             {"function": "tests.methods.pipeline.profiled:with_words"},
-            "inputs must be a tensor or several, but .*:with_words gives str among them",
+            "inputs must be one or more tensors, but .*:with_words returns str among them",
         ),
         (
             {"function": "tests.methods.pipeline.profiled:of_width", "inputs": ("2,8",)},
@@ -174,14 +173,14 @@ def test_inputs_are_made_from_shape_type_and_bound(text, shape, dtype):
         ),
         (
             {"function": "tests.methods.pipeline.profiled:deep", "inputs": ("2,8:int64:0",)},
-            "random values of its type below its bound, but for '2,8:int64:0' there are none",
+            "random values of its type below its bound, but '2,8:int64:0' has none",
         ),
         (
             {"function": "tests.methods.pipeline.profiled:deep", "inputs": ("2,8:int8:50257",)},
-            "random values of its type below its bound, but for '2,8:int8:50257' there are none",
+            "random values of its type below its bound, but '2,8:int8:50257' has none",
         ),
     ],
 )
-def test_jobs_that_cannot_be_run_are_refused_with_the_remedy(settings, message, tmp_path):
+def test_requests_that_cannot_be_met_are_refused_with_the_remedy(settings, message):
     with pytest.raises(MethodError, match=message):
-        run_job(ProfileJob(**settings, out=str(tmp_path / "profile.json")))
+        measure_profile(ProfileRequest(**settings))

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from tests.methods.pipeline.profiled import deep
-from tests.vgpu.virtual import ROOT, rehearse, shared_zygote
+from tests.vgpu.virtual import ROOT, on_shared_launcher, rehearse
 from typer.testing import CliRunner
 
 from sandtable.cli import app
@@ -26,7 +26,7 @@ def _at_root(monkeypatch):
 
 
 def run(*arguments: str) -> str:
-    with shared_zygote(), mock.patch.object(sys, "argv", ["sandtable", "profile", *arguments]):
+    with on_shared_launcher(), mock.patch.object(sys, "argv", ["sandtable", "profile", *arguments]):
         done = RUNNER.invoke(app, ["profile", *arguments])
     if done.exception is not None:
         raise done.exception
@@ -56,7 +56,7 @@ def test_a_module_that_is_one_layer_for_want_of_a_trace_is_named(tmp_path):
 
 
 def whole_step() -> None:
-    """The same model at once, between two events."""
+    """Run the same model at once, between two events."""
     model, inputs = deep().cuda(), torch.randn(64, 3, 64, 64).cuda()
     for _ in range(2):
         torch.cuda.Event(enable_timing=True).record()
@@ -92,7 +92,7 @@ def test_what_is_refused_here_is_refused_there_and_a_full_card_is_an_error_too()
     with pytest.raises(LaunchError, match=r"--out must be a file that can be written, but .* is a directory"):
         run(f"{HERE}:deep", "--input", "2,3,8,8", "--out", str(ROOT))
     for place in (("--device", "cpu"), ("--cluster", "dgx-a100")):
-        with pytest.raises(MethodError, match=r"Branching does not: .*profiled.py:\d+; take the part"):
+        with pytest.raises(MethodError, match=r"Branching does not: .*profiled.py:\d+; move the part"):
             run(f"{HERE}:branching", *place)
     with pytest.raises(ScriptError, match="OutOfMemoryError"):
         run(f"{HERE}:deep", "--input", "65536,3,224,224", "--cluster", "dgx-a100")

@@ -1,4 +1,4 @@
-"""What a pipeline tells of itself: passes, their picture, bytes."""
+"""What a pipeline records: passes, their picture, bytes."""
 
 import time
 from xml.etree import ElementTree
@@ -112,7 +112,7 @@ def ill_fitting(schedule):
 def test_stages_that_do_not_fit_are_refused_with_the_shapes():
     for schedule, rows in ((PipeDream(), 8), (Flush(4), 2)):
         answers = run_and_lose(2, 0, ill_fitting, schedule)
-        expected = f"what leaves stage 0 must fit what stage 1 takes, but that was given [{rows}, 5] of float32"
+        expected = f"what leaves stage 0 must fit what stage 1 takes, but stage 1 got [{rows}, 5] of float32"
         assert answers[1].startswith(expected), answers[1]
 
 

@@ -1,4 +1,4 @@
-"""Training that is saved and gone on with equals training that never stopped."""
+"""Training resumed from a checkpoint equals training that never stopped."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.methods.processes import run
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods.checkpoint import ReplicaCheckpoints
+from sandtable.methods.data import ReplicaCheckpoints
 from sandtable.methods.pipeline import Flush, PipeDream, PipeDream2BW, Pipeline
 
 
@@ -18,7 +18,7 @@ def make(schedule, replicas=(1, 1), optimizer=momentum):
 
 
 def interrupted(schedule, replicas, optimizer, directory, drains):
-    """Weights after nine minibatches at a stretch, and after five, a checkpoint, and four in a new pipeline."""
+    """Return the weights after nine minibatches, and after five, a checkpoint, and four in a new pipeline."""
     whole = make(schedule, replicas, optimizer)
     for number, (inputs, targets) in enumerate(batches(9)):
         if drains and number == 5:

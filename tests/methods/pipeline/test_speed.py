@@ -1,4 +1,4 @@
-"""Stages work at the same time: layers that take a known time show it on any machine."""
+"""Stages work at the same time: layers of a known duration show it on any machine."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""A layer that looks: the backward pass of a minibatch sees exactly the weights its forward pass saw."""
+"""The backward pass of a minibatch uses exactly the weights of its forward pass, as a layer that checks shows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Synchronous schedules do what one process does: loss, every gradient, every weight."""
+"""Synchronous schedules match one process: loss, every gradient, every weight."""
 
 import pytest
 from tests.methods.pipeline.training import alone, batches, train
@@ -7,7 +7,7 @@ from tests.methods.processes import run
 from sandtable.methods.pipeline import Flush, GPipe, Interleaved
 
 _ROWS = (8, 8, 6, 8, 5)
-"""The last batches are smaller: 6 rows go in 3 micro-batches, 5 in one."""
+"""The last batches are smaller: 6 rows make 3 micro-batches, 5 make one."""
 
 
 def on_a_rank(num_stages, settings):

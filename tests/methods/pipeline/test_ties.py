@@ -17,7 +17,7 @@ _WORDS, _WIDTH = 11, 6
 
 
 class Output(nn.Module):
-    """Logits by the embedding's own weights."""
+    """Computes logits with the embedding's own weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_copies_stay_equal_and_train_as_in_one_process(world, num_stages, schedu
 
 
 def delayed(num_stages, schedule):
-    """One Parameter in two stages is found to be one."""
+    """Train with one Parameter in two stages, which is detected."""
     return train(num_stages, schedule, None, is_one_parameter=True)
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_work_is_refused_with_rule_value_and_remedy():
         "tied across stages",
         "no 'bias'",
         "stages from 0 to 1",
-        "must have a loss",
+        "loss must be a function",
         "timeout_s must be more than 0",
         "stage . .Sequential. is empty",
         "is None on rank",
@@ -145,7 +145,7 @@ def test_what_cannot_work_is_refused_with_rule_value_and_remedy():
         "a function that makes one, .* but got SGD",
         r"Flush\(m\), .* but got '1f1b'; try",
         "but got <class .*PipeDream'>",
-        "a stage or more, but got none",
+        "at least one stage, but got none",
         "stage 0 is a builtin_function",
     ]
     first, last = run(2, refused)

@@ -1,4 +1,4 @@
-"""Tracing: layers as a person would count them, and refusals that say where."""
+"""Tracing: layers as a person would count them, and errors that name the place."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_module_without_modules_inside_is_a_layer_whatever_it_does():
 
 
 class Routed(nn.Module):
-    """Goes another way for some minibatches."""
+    """Takes another path for some minibatches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_a_model_that_cannot_be_traced_is_refused_with_rule_place_and_remedy():
     with pytest.raises(MethodError) as caught:
         trace(Routed(), torch.ones(2, 4))
     text = str(caught.value)
-    assert "must do the same for every minibatch to be traced, but Routed does not: Python asks" in text
+    assert "to be traced, a model must do the same for every minibatch, but Routed does not: Python asks" in text
     assert "test_trace.py:" in text
     assert "give an nn.Sequential, or cut stages by hand" in text
 
@@ -107,8 +107,8 @@ def test_a_part_without_gradients_is_not_traced_as_if_it_had_them():
 
     traced = trace(nn.Sequential(nn.Linear(4, 4), Frozen()), torch.ones(2, 4))
     assert traced.names == ("0", "1")
-    assert "gradients or autocast are switched" in traced.whole["1"]
-    with pytest.raises(MethodError, match="gradients or autocast are switched"):
+    assert "it switches gradients or autocast" in traced.whole["1"]
+    with pytest.raises(MethodError, match="it switches gradients or autocast"):
         trace(Frozen(), torch.ones(2, 4))
 
 
@@ -135,9 +135,9 @@ def test_an_error_of_the_model_itself_is_passed_on():
 
 
 def test_bad_inputs_are_refused_with_the_rule():
-    with pytest.raises(MethodError, match="must be one tensor or more, but got none"):
+    with pytest.raises(MethodError, match="must be one or more tensors, but got none"):
         trace(vgg(), ())
-    with pytest.raises(MethodError, match="must be one tensor or more, but got int; give one minibatch"):
+    with pytest.raises(MethodError, match="must be one or more tensors, but got int; give a training minibatch"):
         trace(vgg(), (3,))  # type: ignore[arg-type]
 
     class Nothing(nn.Module):
@@ -179,7 +179,7 @@ def test_a_model_that_remembers_is_refused():
             self.calls += 1
             return self.line(x) * self.calls
 
-    with pytest.raises(MethodError, match="must give what the model gives, but Counting gives something else"):
+    with pytest.raises(MethodError, match="must return what the model returns, but Counting returns something else"):
         trace(Counting(), torch.ones(2, 4))
 
 

@@ -1,4 +1,4 @@
-"""Weights that minibatches under way still need stay as they were; everything else is never copied."""
+"""Weights that minibatches in flight need are kept unchanged; nothing else is copied."""
 
 import torch
 from torch import nn

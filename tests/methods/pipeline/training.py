@@ -1,4 +1,4 @@
-"""A small model in stages, the same batches everywhere, and what one process makes of them."""
+"""A small model in stages, the same batches everywhere, and training in one process to compare with."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def make_stages(num_stages: int) -> list[nn.Module]:
-    """Eight layers, dealt out to the stages as evenly as possible."""
+    """Divide eight layers among the stages as evenly as possible."""
     torch.manual_seed(1)
     layers = [
         nn.Sequential(nn.Linear(width, after), nn.Tanh() if after != _WIDTHS[-1] else nn.Identity())
@@ -65,7 +65,7 @@ def weights_of(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
 
 
 def train(data: Sequence[Batch], num_stages: int, optimizer: Factory = momentum, **settings: Any) -> dict[str, Any]:
-    """On one rank: the losses it saw, the gradients of every update, and its weights at the end."""
+    """Return one rank's losses, the gradients of every update, and its final weights."""
     gradients: list[dict[str, Tensor]] = []
     pipeline = Pipeline(make_stages(num_stages), optimizer, loss=F.cross_entropy, timeout_s=40.0, **settings)
     if pipeline.optimizer is not None:
@@ -84,7 +84,7 @@ def train(data: Sequence[Batch], num_stages: int, optimizer: Factory = momentum,
 
 
 def alone(data: Sequence[Batch], num_stages: int, optimizer: Factory = momentum) -> dict[str, Any]:
-    """The same in one process."""
+    """Do the same in one process."""
     stages = make_stages(num_stages)
     model = full_model(stages)
     own = optimizer(list(model.parameters()))
@@ -108,7 +108,7 @@ def stale(
     per_update: Callable[[int], int],
     optimizer: Factory = momentum,
 ) -> dict[str, Tensor]:
-    """Weights after training by a formula of staleness, in one process, one minibatch after the other.
+    """Return the weights after training by a staleness formula, in one process, one minibatch at a time.
 
     `version(stage, minibatch)` says after how many updates a stage had the weights which the minibatch meets there.
     """

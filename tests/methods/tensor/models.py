@@ -1,4 +1,4 @@
-"""Models to split: an MLP, an attention block and a small GPT, with what one process makes of them."""
+"""Models to split: an MLP, an attention block and a small GPT, with training in one process to compare with."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandtable.methods.tensor import Column, Plan, TensorParallel
+from sandtable.methods.tensor import ColumnSplit, TensorParallel, TensorPlan
 
 __all__ = ["GPT", "GPT_PLAN", "MLP", "Attention", "Block", "Outcome", "gather", "tokens_of", "train_alone"]
 
 HIDDEN, HEADS = 16, 4
-GPT_PLAN = Plan(
+GPT_PLAN = TensorPlan(
     {
         "words": "vocabulary",
         "head": "vocabulary",
         "attention": "heads",
-        "attention.qkv": Column(parts=3),
+        "attention.qkv": ColumnSplit(parts=3),
         "attention.out": "row",
         "mlp.up": "column",
         "mlp.down": "row",
@@ -88,7 +88,7 @@ class GPT(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of a training: losses of all steps, gradients of the last and weights after it, by name, whole."""
+    """Losses of all steps, and unsplit gradients and weights of the last, by name."""
 
     losses: list[float]
     gradients: dict[str, Tensor]

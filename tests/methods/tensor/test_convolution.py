@@ -1,4 +1,4 @@
-"""Convolution nets split by channels: what they compute, what they send, how pairs are found, and what is refused."""
+"""Convolution nets split by channels: results, traffic, pairing, and errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods import DataParallel
-from sandtable.methods.tensor import ColumnParallelConv, RowParallelConv, TensorGroup, TensorParallel
+from sandtable.methods.data import DataParallel
+from sandtable.methods.tensor import ColumnParallelConv, RowParallelConv, TensorGroup, TensorParallel, find_plan
 from sandtable.methods.tensor.channel_plan import pair_up
-from sandtable.methods.tensor.plans import find_plan
 
 
 class BasicBlock(nn.Module):
-    """As torchvision names its parts."""
+    """Its parts have torchvision's names."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Of a ResNeXt: the second convolution is in groups."""
+    """A block of ResNeXt: the second convolution is grouped."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -172,7 +171,7 @@ def test_a_single_image_without_a_batch_is_taken():
 
 
 def _train(on_mesh: bool) -> list[Tensor]:
-    """Two replicas with half of the images each, the channels of each on two ranks."""
+    """Train two replicas with half of the images each, the channels of each split over two ranks."""
     model, images = _make("mobile"), _images(8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     split = replicas = None
@@ -241,13 +240,13 @@ def _message(make: Callable[[], Any]) -> str:
 
 def test_what_cannot_be_split_by_channels_is_refused_with_the_remedy():
     deep, up, odd, groups, layer, sync, few = run(4, _refusals)[0]
-    assert 'deep has 2 groups that it adds up apart; give it the style "channels"' in deep
+    assert 'deep has 2 groups that it sums separately; give it the style "channels"' in deep
     assert "must be an nn.Conv1d, Conv2d or Conv3d, but up is a ConvTranspose2d" in up
     assert (
         "the number of ranks (4) must divide the output channels of odd, but got 6; try a group of 1, 2, 3 or 6" in odd
     )
     assert "must divide the groups of groups, but got 6" in groups
-    assert "must have channels that work apart" in layer
+    assert "must treat channels separately" in layer
     assert "1 is a LayerNorm" in layer
     assert "SyncBatchNorm(process_group=...)" in sync
     assert "must divide the groups of 0, but got 2" in few

@@ -1,4 +1,4 @@
-"""The loss of split logits is torch's, for every setting, and costs the same for any vocabulary."""
+"""The loss of split logits equals torch's for every setting, and costs the same for any vocabulary."""
 
 import itertools
 from typing import Any
@@ -57,7 +57,7 @@ def _alone(settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _with_words_ruled_out() -> tuple[Tensor, Tensor]:
-    """The first words of each rank cannot come: their logits are -inf."""
+    """Exclude the first words of each rank: their logits are -inf."""
     logits, targets = _problem(16)
     logits.view(*_TOKENS, 2, 8)[..., :3] = -torch.inf
     return logits, (targets % 5 + 3).masked_fill(targets == -100, -100)

@@ -1,4 +1,4 @@
-"""Dropout falls on other places on each rank where work is split, and on the same where it is not."""
+"""Dropout masks differ between ranks where work is split, and are equal where it is not."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from tests.methods.tensor.models import GPT, GPT_PLAN, tokens_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sandtable.methods.tensor import Plan, TensorParallel
+from sandtable.methods.tensor import TensorParallel, TensorPlan
 
 
 class _Layer(nn.Module):
-    """Dropout before, between and after the pair of linears; it keeps the masks."""
+    """Dropout before, between and after the pair of linears; it records the masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def test_masks_differ_inside_and_agree_outside(seed_by_rank):
 
 
 def _recompute(sequence_parallel: bool) -> dict[Any, Any]:
-    """Gradients of two equal models, one of which does its blocks' forward again in backward."""
+    """Return the gradients of two equal models, one of which recomputes its blocks in backward."""
     found: dict[Any, Any] = {}
     for is_recomputed in (False, True):
         torch.manual_seed(11)
@@ -79,10 +79,10 @@ def test_recomputation_draws_the_same_masks(sequence_parallel):
 
 
 def _share_of_tokens() -> list[Tensor]:
-    """Masks of the dropout between two split layers, where each rank has other tokens."""
+    """Return the dropout masks between two split layers, where each rank has different tokens."""
     torch.manual_seed(0)
     layers = nn.Sequential(_Layer(), _Layer())
-    plan = Plan({"up": "column", "down": "row"}, sequence=("0", "1"))
+    plan = TensorPlan({"up": "column", "down": "row"}, sequence=("0", "1"))
     TensorParallel(layers, plan=plan, sequence_parallel=True)
     layers(torch.ones(2, 4, 8))
     return [mask for layer in layers for mask in layer.masks]  # type: ignore[union-attr]

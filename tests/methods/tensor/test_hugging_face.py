@@ -1,4 +1,4 @@
-"""Models of transformers, split by the ready plans, compute as the unsplit ones: loss and every gradient."""
+"""Models of transformers, split by the ready plans, match the unsplit ones: loss and every gradient."""
 
 from typing import Any
 
@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sandtable.errors import MethodError
-from sandtable.methods.tensor import TensorParallel
-from sandtable.methods.tensor.plans import GPT2
+from sandtable.methods.tensor import GPT2, TensorParallel
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
 
@@ -100,7 +99,7 @@ def test_an_uneven_vocabulary_may_be_left_whole():
 
 
 def _recompute(kind: str, sequence_parallel: bool) -> dict[bool, Outcome]:
-    """With dropout, with and without the forward of each block done again in backward, hooks and all."""
+    """Train with dropout, with and without recomputing each block in backward, hooks included."""
     dropout = {"gpt2": {"resid_pdrop": 0.3, "attn_pdrop": 0.3}, "bert": {"hidden_dropout_prob": 0.3}}[kind]
     found = {}
     for is_recomputed in (False, True):
@@ -145,4 +144,4 @@ def test_too_few_heads_and_uneven_vocabularies_are_refused_with_the_remedy():
     assert "(4) must divide num_key_value_heads of model.layers.0.self_attn, but got 2; try a group of 1 or 2" in few
     assert "(4) must divide num_heads of transformer.h.0.attn, but got 2; try a group of 1 or 2 ranks" in heads
     assert "(4) must divide the vocabulary of transformer.wte, but got 30; pad it to 32" in vocabulary
-    assert "read an encoder's, too (config.add_cross_attention); use sequence_parallel=False" in cross
+    assert "also read an encoder's (config.add_cross_attention); use sequence_parallel=False" in cross

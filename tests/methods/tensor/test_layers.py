@@ -1,4 +1,4 @@
-"""Layers made from slices of unsplit ones: what they compute, which slice they hold, and what they refuse."""
+"""Layers made from slices of unsplit ones: results, slices, and errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor import (
-    Column,
     ColumnParallelLinear,
+    ColumnSplit,
     RowParallelLinear,
     TensorGroup,
     TensorParallel,
@@ -21,7 +21,7 @@ from sandtable.methods.tensor import (
 
 _PLANS: dict[str, dict[str, Any]] = {
     "mlp": {"up": "column", "down": "row"},
-    "attention": {"0": "heads", "0.qkv": Column(parts=3), "0.out": "row"},
+    "attention": {"0": "heads", "0.qkv": ColumnSplit(parts=3), "0.out": "row"},
     "mlp twice": {"up": "column", "down": "row"},
 }
 

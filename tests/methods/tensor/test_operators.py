@@ -1,4 +1,4 @@
-"""The gates: what goes through forward, what comes back, and what is counted."""
+"""The gates: values forward, gradients backward, and traffic."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ def _tensor(rank: int, columns: int, *, seed: int) -> Tensor:
 
 
 def _columns(name: str, world: int) -> tuple[int, int]:
-    """In and out."""
+    """Return the columns in and out."""
     return {
         "gather": (_COLUMNS, _COLUMNS * world),
         "join": (_COLUMNS, _COLUMNS * world),

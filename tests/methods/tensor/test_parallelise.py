@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from sandtable.errors import MethodError
-from sandtable.methods import DataParallel
-from sandtable.methods.tensor import Plan, TensorParallel
+from sandtable.methods.data import DataParallel
+from sandtable.methods.tensor import TensorParallel, TensorPlan
 
 
 def _make_gpt(**settings: int) -> GPT:
@@ -52,7 +52,7 @@ def test_a_gpt_with_tied_embedding_trains_as_in_one_process(world, sequence_para
 
 
 def _accumulate(sequence_parallel: bool) -> Outcome:
-    """One step's gradients of two halves of a batch, backward each."""
+    """Return one step's gradients of two halves of a batch, with a backward pass each."""
     model = _make_gpt()
     parallel = TensorParallel(model, plan=GPT_PLAN, sequence_parallel=sequence_parallel)
     tokens, targets = tokens_of(0)
@@ -69,7 +69,7 @@ def test_gradients_add_up_over_several_backward_passes():
 
 
 def _train_on_mesh(sequence_parallel: bool) -> Outcome:
-    """Two replicas, each split over two ranks; a replica sees half of the batch."""
+    """Train two replicas, each split over two ranks; a replica sees half of the batch."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = _make_gpt()
     split = TensorParallel(model, plan=GPT_PLAN, group=mesh["tp"].get_group(), sequence_parallel=sequence_parallel)
@@ -98,7 +98,7 @@ def test_data_and_tensor_parallel_together_train_as_one_process(sequence_paralle
 
 
 def _count(sequence_parallel: bool) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """Collectives forward and backward, of two layers and of three."""
+    """Return the collectives forward and backward, of two layers and of three."""
     found = []
     for num_layers in (2, 3):
         model = _make_gpt(num_layers=num_layers)
@@ -178,7 +178,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(max_norm):
 
 
 class _Twice(nn.Module):
-    """One norm inside the shared-out part and outside."""
+    """Uses one norm both inside and outside the part with split tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,12 +191,15 @@ def _refusals() -> list[str]:
     cases: tuple[tuple[nn.Module, dict[str, Any]], ...] = (
         (nn.Linear(2, 2), {}),
         (GPT(), {"plan": {"mlp.up": "column"}, "sequence_parallel": True}),
-        (GPT(), {"plan": Plan({"mlp.up": "column", "nothing.here": "row"})}),
+        (GPT(), {"plan": TensorPlan({"mlp.up": "column", "nothing.here": "row"})}),
         (GPT(num_layers=1), {"plan": {"attention": "heads", "mlp": "heads"}}),
         (nn.Sequential(nn.Transformer(6, 3, 1, 1, 8)), {}),
         (
             _Twice(),
-            {"plan": Plan({"inside.0": "column", "inside.1": "row"}, sequence=("inside",)), "sequence_parallel": True},
+            {
+                "plan": TensorPlan({"inside.0": "column", "inside.1": "row"}, sequence=("inside",)),
+                "sequence_parallel": True,
+            },
         ),
         (nn.TransformerEncoderLayer(8, 2), {"sequence_parallel": True}),
         (nn.TransformerEncoderLayer(8, 2, device="meta"), {}),
@@ -205,7 +208,7 @@ def _refusals() -> list[str]:
         (GPT(), {"plan": GPT_PLAN.without("words")}),
         (
             nn.ModuleList([block := Block(), block]),
-            {"plan": Plan({"mlp.up": "column"}, sequence=("0", "1")), "sequence_parallel": True},
+            {"plan": TensorPlan({"mlp.up": "column"}, sequence=("0", "1")), "sequence_parallel": True},
         ),
     )
     for model, settings in cases:
@@ -223,18 +226,18 @@ def test_what_cannot_be_split_is_refused_with_the_remedy():
     unknown, sequence, unused, headless, uneven, twice, no_layers, meta, unalike, head, words, again, tokens = run(
         2, _refusals
     )[0]
-    assert "must have layers that are known" in unknown
+    assert "must have known layers" in unknown
     assert "Linear has none; name its layers: plan=" in unknown
-    assert "the plan does not say; give it Plan(..., sequence=" in sequence
-    assert "every pattern of a plan must fit a module, but ['nothing.here'] fit none" in unused
-    assert "must say how many it has, but blocks.0.mlp (MLP) has none of num_heads" in headless
+    assert "the plan does not say; give it TensorPlan(..., sequence=" in sequence
+    assert "every pattern of a plan must match a module, but ['nothing.here'] match none" in unused
+    assert "must have an attribute that counts them, but blocks.0.mlp (MLP) has none of num_heads" in headless
     assert "the number of ranks (2) must divide the heads of 0.encoder.layers.0.self_attn, but got 3; " in uneven
     assert "try a group of 1 or 3 ranks" in uneven
     assert "must not be used both inside and outside split work" in twice
-    assert "('layers.*',) fit none of TransformerEncoderLayer" in no_layers
+    assert "('layers.*',) match none of TransformerEncoderLayer" in no_layers
     assert "must have its weights when it is split, but some are on the meta device" in meta
-    assert "must split it alike, but head splits it by Layout(dim=1, parts=1) and another by Layout(dim=0" in unalike
-    assert "must split it alike, but head.weight is left whole and another layer splits it" in head
-    assert "must split it alike, but words.weight is left whole and another layer splits it" in words
-    assert "must stand in the model once, but one of them (Block) has several names" in again
+    assert "must split it the same way, but head splits it along dim 1 and another along dim 0;" in unalike
+    assert "must split it the same way, but head.weight is left whole and another layer splits it" in head
+    assert "must split it the same way, but words.weight is left whole and another layer splits it" in words
+    assert "must occur in the model once, but one of them (Block) has several names" in again
     assert "must divide the number of tokens of a sequence, but got 7 in dim 1; pad them to 8" in tokens

@@ -1,16 +1,15 @@
-"""Plans: which names a pattern fits, and what a plan cannot say."""
+"""Plans: which names a pattern matches, and which plans are refused."""
 
 import pytest
 from torch import nn
 
 from sandtable.errors import MethodError
-from sandtable.methods.tensor import Column, Plan, Row
+from sandtable.methods.tensor import DECODER, ENCODER, GPT2, ColumnSplit, RowSplit, TensorPlan, find_plan
 from sandtable.methods.tensor.plan import matches
-from sandtable.methods.tensor.plans import DECODER, ENCODER, GPT2, find_plan
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name", "fits"),
+    ("pattern", "name", "is_match"),
     [
         ("mlp.up", "blocks.0.mlp.up", True),
         ("mlp.up", "mlp.up", True),
@@ -27,35 +26,35 @@ from sandtable.methods.tensor.plans import DECODER, ENCODER, GPT2, find_plan
         (".features.*", "features.2", True),
     ],
 )
-def test_a_pattern_is_compared_with_the_end_of_a_name(pattern, name, fits):
-    assert matches(pattern, name) is fits
+def test_a_pattern_is_compared_with_the_end_of_a_name(pattern, name, is_match):
+    assert matches(pattern, name) is is_match
 
 
 def test_styles_are_chosen_in_the_order_of_the_model():
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
-    chosen = Plan({"0.1": "row", "0.0": Column(parts=2)}).choose(model)
-    assert list(chosen.items()) == [("0.0", Column(parts=2)), ("0.1", Row())]
+    chosen = TensorPlan({"0.1": "row", "0.0": ColumnSplit(parts=2)}).choose(model)
+    assert list(chosen.items()) == [("0.0", ColumnSplit(parts=2)), ("0.1", RowSplit())]
 
 
 def test_two_styles_for_a_module_are_refused_and_the_same_twice_is_not():
     model = nn.Sequential(nn.Linear(2, 2))
-    assert Plan({"0": "row", "*": Row()}).choose(model) == {"0": Row()}
-    with pytest.raises(MethodError, match=r"one style, but 0 fits \['0', '\*'\]; write a longer pattern"):
-        Plan({"0": "row", "*": "column"}).choose(model)
+    assert TensorPlan({"0": "row", "*": RowSplit()}).choose(model) == {"0": RowSplit()}
+    with pytest.raises(MethodError, match=r"one style, but 0 matches \['0', '\*'\]; write a longer pattern"):
+        TensorPlan({"0": "row", "*": "column"}).choose(model)
 
 
-def test_a_pattern_that_fits_nothing_is_refused():
+def test_a_pattern_that_matches_nothing_is_refused():
     model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(MethodError, match=r"must fit a module, but \['1'\] fit none"):
-        Plan({"0": "row", "1": "row"}).choose(model)
-    with pytest.raises(MethodError, match=r"must fit a module, but \['2'\] fit none"):
-        Plan({"0": "row"}, sequence=("0", "2")).modules_of_sequence(model)
-    assert Plan({"0": "row", "1": "row"}, is_strict=False).choose(model) == {"0": Row()}
+    with pytest.raises(MethodError, match=r"must match a module, but \['1'\] match none"):
+        TensorPlan({"0": "row", "1": "row"}).choose(model)
+    with pytest.raises(MethodError, match=r"must match a module, but \['2'\] match none"):
+        TensorPlan({"0": "row"}, sequence=("0", "2")).modules_of_sequence(model)
+    assert TensorPlan({"0": "row", "1": "row"}, is_strict=False).choose(model) == {"0": RowSplit()}
 
 
 def test_an_unknown_style_is_refused():
-    with pytest.raises(MethodError, match=r'"heads", "channels" or a Style such as .* has \'rows\''):
-        Plan({"0": "rows"})
+    with pytest.raises(MethodError, match=r'"heads", "channels" or a SplitStyle such as .* has \'rows\''):
+        TensorPlan({"0": "rows"})
 
 
 def test_a_plan_can_leave_patterns_out():

@@ -1,4 +1,4 @@
-"""The way into split work: paid for once by those who come with the same tensor, and by nobody who does not."""
+"""Entering split work: layers that read the same tensor share one exchange, and only they do."""
 
 import torch
 from tests.methods.processes import run
@@ -9,7 +9,7 @@ from sandtable.methods.tensor.region import Region
 
 
 def _count_entries() -> list[int]:
-    """All-gathers after each call."""
+    """Return the number of all-gathers after each call."""
     group = TensorGroup()
     region = Region(group, Randomness(group), sequence_dim=1)
     tensor, counts = torch.ones(2, 3), []

@@ -1,4 +1,4 @@
-"""Parameters that see a share of the work get the sum of their gradients, whoever holds them during the pass."""
+"""Parameters that see a share of the work get summed gradients, whatever tensor replaces them during the pass."""
 
 import copy
 
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from sandtable.methods.pipeline import PipeDream, Pipeline
-from sandtable.methods.tensor import Plan, TensorParallel
+from sandtable.methods.tensor import TensorParallel, TensorPlan
 
 
 def _make_gpt() -> GPT:
@@ -21,7 +21,7 @@ def _make_gpt() -> GPT:
 
 
 def _sharded(sequence_parallel: bool) -> tuple[dict[str, Tensor], float]:
-    """Weights after three steps on a mesh of FSDP2 and tensor parallelism, and the norm of the last gradient."""
+    """Return weights after three steps with FSDP2 and tensor parallelism, and the norm of the last gradient."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = _make_gpt()
     split = TensorParallel(model, plan=GPT_PLAN, group=mesh["tp"].get_group(), sequence_parallel=sequence_parallel)
@@ -82,11 +82,11 @@ def _stages() -> list[nn.Module]:
 
 
 def _in_a_pipeline(sequence_parallel: bool) -> dict[str, Tensor]:
-    """Drained after every minibatch, so that it is as in one process."""
+    """Train, drained after every minibatch, so that it matches one process."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
     stages, number = _stages(), mesh["pp"].get_local_rank()
     own = stages[number]
-    plan = Plan(GPT_PLAN.styles, sequence=("block", "norm"), is_strict=False)
+    plan = TensorPlan(GPT_PLAN.styles, sequence=("block", "norm"), is_strict=False)
     split = TensorParallel(own, plan=plan, group=mesh["tp"].get_group(), sequence_parallel=sequence_parallel)
     pipeline = Pipeline(
         [own if each == number else None for each in range(2)],
@@ -119,7 +119,7 @@ def test_stages_with_stashed_weights_train_as_in_one_process(sequence_parallel):
 
 
 def _of_a_copy(sequence_parallel: bool) -> tuple[Outcome, bool]:
-    """Of a copy, with norms that learn only now."""
+    """Train a copy, whose norms only now require gradients."""
     original = _make_gpt()
     original.norm.requires_grad_(False)
     parallel = TensorParallel(original, plan=GPT_PLAN, sequence_parallel=sequence_parallel)

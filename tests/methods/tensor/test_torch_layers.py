@@ -30,7 +30,7 @@ def _make_encoder(batch_first: bool) -> nn.Module:
 
 
 def _encode(model: nn.Module, *, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Outputs in training and in evaluation; gradients are of the first."""
+    """Return the outputs in training and in evaluation, with gradients of the first."""
     inputs = _random(3, 6, 8, seed=1)
     padding = torch.zeros(3, 6, dtype=torch.bool)
     padding[1, 4:] = True
@@ -134,5 +134,5 @@ def test_attention_takes_masks_of_heads_gives_its_weights_and_refuses_what_it_ca
         torch.testing.assert_close(*found["weights"])
         for told, setting in zip(found["told"], ("add_bias_kv", "add_zero_attn", "kdim", "vdim"), strict=False):
             assert f"cross sets {setting}; leave it out of the plan" in told
-        assert "must be given batches of 3 dims, but got 2" in found["told"][-2]
-        assert "is_causal must come with the mask" in found["told"][-1]
+        assert "must have 3 dims, but got 2" in found["told"][-2]
+        assert "is_causal is a hint about attn_mask" in found["told"][-1]

@@ -4,8 +4,8 @@
     model.cost(signature)                       # Cost(work_ns, family, basis, flops, bytes)
     model.host_ns(signature, Phase.FORWARD)
 
-One file a family of operators; `streaming.py` is for those limited by memory, `tiles.py` is what products and
-convolutions share, and `measured.py` holds times that outrank all formulas.
+One file per family of operators; `streaming.py` is for those limited by memory, products and convolutions share
+`tiles.py`, and `measured.py` holds times that take precedence over all formulas.
 """
 
 from sandtable.engine.compute.family import Basis, Cost

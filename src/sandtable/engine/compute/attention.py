@@ -1,9 +1,9 @@
 """Fused attention: softmax(Q·Kᵀ)·V in one kernel that never writes the scores.
 
 The arithmetic is that of `trace.flops`, which counts a causal mask's whole square: kernels skip the blocks above the
-diagonal, so of n blocks a side they do (n + 1) / 2n. How much of the peak is reached depends on the kernel (flash,
-memory-efficient, cuDNN), on the pass, on how many keys a query meets (a block of queries starts and ends with work
-that does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head.
+diagonal, so of n blocks a side they do (n + 1) / 2n. The share of the peak depends on the kernel (flash,
+memory-efficient, cuDNN), on the pass, on how many keys a query meets (a block of queries starts and ends with work that
+does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head.
 
     time = waves · num_sms · block · (keys + ramp_keys) · FLOPs of a query with a key / (peak · share)
 
@@ -14,8 +14,7 @@ from itertools import pairwise
 from math import ceil
 from typing import ClassVar, cast
 
-from sandtable.engine.compute.family import Basis, Family, names
-from sandtable.engine.compute.gemm import slower_of
+from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import best_rate
 from sandtable.trace.flops import flops
 from sandtable.trace.signature import Signature, TensorSpec
@@ -34,7 +33,7 @@ _MASK_TYPE_AT = {"aten::_efficient_attention_forward": 9, "aten::_efficient_atte
 
 
 class Attention(Family):
-    """Attention in one kernel; one made of products and a softmax is costed as those."""
+    """Attention in one kernel; attention made of products and a softmax is costed as those."""
 
     name = "attention"
     operators: ClassVar[frozenset[str]] = names(
@@ -54,7 +53,7 @@ class Attention(Family):
         return self.streaming.kernel_ns * (2 if is_backward(signature) else 1) + slower_of(products_ns, bytes_ns)
 
     def _products_ns(self, signature: Signature) -> float:
-        """Blocks of queries, each of which meets its keys and pays for `ramp_keys` more, dealt out in waves."""
+        """Return the time of the blocks of queries, each with its keys and `ramp_keys` more, dealt out in waves."""
         num_rows, num_queries, head_dim = _queries(signature)
         total = flops(signature)
         if not total:
@@ -69,12 +68,12 @@ class Attention(Family):
         return pairs * flops_per_pair * 1e9 / (self._rate(signature) * head_share)
 
     def basis(self, signature: Signature) -> Basis:
-        """Fits are to a kernel as fast as the memory-efficient one; flash and cuDNN follow published curves."""
+        """Return the basis: fits are to the memory-efficient kernel; flash and cuDNN follow published curves."""
         status = self.device.efficiency.attention.status
         return "nominal" if status == "fitted" and kernel_of(signature) != "efficient" else cast(Basis, status)
 
     def _rate(self, signature: Signature) -> float:
-        """Operations a second for many keys and heads of 128."""
+        """Return the operations per second for many keys and heads of 128."""
         rate = best_rate(self.device, _query(signature).dtype)
         if not rate.on_matrix_units and self.device.vendor != "cpu":
             return rate.peak * _FLOAT32_SHARE
@@ -84,7 +83,7 @@ class Attention(Family):
 
 
 def kernel_of(signature: Signature) -> str:
-    """Whose kernel it is: flash, efficient or cudnn."""
+    """Return which kernel it is: flash, efficient or cudnn."""
     return next((kernel for kernel in _KERNELS if f"{kernel}_attention" in signature.name), "flash")
 
 
@@ -93,7 +92,7 @@ def is_backward(signature: Signature) -> bool:
 
 
 def is_causal(signature: Signature) -> bool:
-    """The yes-or-no argument `is_causal`: it stands right after the probability of dropout, or after a mask's list.
+    """Return the boolean argument `is_causal`, which follows the probability of dropout or a mask's list.
 
     The lower-level memory-efficient kernels have a number for the kind of mask instead, 0 for none.
     """
@@ -108,7 +107,7 @@ def is_causal(signature: Signature) -> bool:
 
 
 def _queries(signature: Signature) -> tuple[int, int, int]:
-    """(batch times heads, queries, numbers a head); the lower-level kernels have the sequence before the heads."""
+    """Return (batch times heads, queries, head dim); the lower-level kernels have the sequence before the heads."""
     *batch, first, second, head_dim = _query(signature).shape
     heads, num_queries = (first, second) if "scaled_dot_product" in signature.name else (second, first)
     return (batch[0] if batch else 1) * heads, num_queries, head_dim
@@ -119,7 +118,7 @@ def _query(signature: Signature) -> TensorSpec:
 
 
 def _head_share(head_dim: int) -> float:
-    """Small heads give the matrix units little to do between two exponentials: 1 at 128, 0.9 at 64.
+    """Return the speed of small heads, which give the matrix units little to do between two exponentials: 0.9 at 64.
 
     The memory-efficient kernels do not keep the matrix units as busy in the first place, and large heads crowd their
     registers: they are as fast at 64.

@@ -1,4 +1,4 @@
-"""Convolutions as the matrix products they are, never written out as such.
+"""Convolutions as implicit matrix products.
 
 With N pictures, C channels in, K out, filters of R x S, and output (gradient: input) of P x Q (H x W) positions:
 
@@ -6,19 +6,18 @@ With N pictures, C channels in, K out, filters of R x S, and output (gradient: i
     gradient of input    (N·H·W, K·R·S / stride²) · (K·R·S / stride², C)
     gradient of weight   (K, N·P·Q) · (N·P·Q, C·R·S)
 
-each tiled as any product is. float32 runs as tf32 where the chip has it (torch's default for convolutions), else on
-the ordinary lanes, where 3 x 3 filters of stride 1 use algorithms with fewer multiplications (Lavin and Gray 2015), so
-that they may be faster than their FLOPs and the peak say.
+each tiled like any product. float32 runs as tf32 where the chip has it (torch's default for convolutions), else on the
+ordinary lanes, where 3 x 3 filters of stride 1 use algorithms with fewer multiplications (Lavin and Gray 2015), so that
+they may be faster than their FLOPs and the peak suggest.
 """
 
 from collections.abc import Iterator
 from math import prod
 from typing import ClassVar, cast
 
-from sandtable.engine.compute.family import Basis, Family, names
-from sandtable.engine.compute.gemm import slower_of
+from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import Rate, best_rate
-from sandtable.engine.compute.tiles import Product, Workshop, tiled_ns
+from sandtable.engine.compute.tiles import Product, TileThroughput, tiled_ns
 from sandtable.trace.signature import Signature, TensorSpec
 
 __all__ = ["Convolution"]
@@ -53,12 +52,12 @@ class Convolution(Family):
         if signature.name in _BACKWARD:
             reached *= table.backward_share
         products = list(_products(signature))
-        total_ns = sum(tiled_ns(product, self._workshop(rate, reached)) for product in products)
+        total_ns = sum(tiled_ns(product, self._throughput(rate, reached)) for product in products)
         bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
         return len(products) * self.streaming.kernel_ns + slower_of(total_ns, bytes_ns)
 
     def basis(self, signature: Signature) -> Basis:
-        """Fits are to float32 on the ordinary lanes."""
+        """Return the basis: fits are to float32 on the ordinary lanes."""
         status = self.device.efficiency.convolution.status
         if status == "fitted" and self._rate(signature).on_matrix_units:
             return "nominal"
@@ -67,8 +66,8 @@ class Convolution(Family):
     def _rate(self, signature: Signature) -> Rate:
         return best_rate(self.device, signature.inputs[0].dtype, tf32=True)
 
-    def _workshop(self, rate: Rate, reached: float) -> Workshop:
-        return Workshop(
+    def _throughput(self, rate: Rate, reached: float) -> TileThroughput:
+        return TileThroughput(
             num_sms=self.device.num_sms,
             rate=reached,
             on_matrix_units=rate.on_matrix_units,
@@ -79,7 +78,7 @@ class Convolution(Family):
 
 
 def _tensors(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    """Input, weight and output of the forward pass."""
+    """Return input, weight and output of the forward pass."""
     if signature.name in _BACKWARD:
         grad_output, x, weight = signature.inputs[:3]
         return x, weight, grad_output
@@ -87,7 +86,7 @@ def _tensors(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
 
 
 def _products(signature: Signature) -> Iterator[Product]:
-    """The matrix products that are computed. A transposed convolution is the gradient of a plain one."""
+    """Yield the matrix products. A transposed convolution is the gradient of a plain one."""
     x, weight, output = _tensors(signature)
     if _is_transposed(signature):
         x, output = output, x
@@ -127,7 +126,7 @@ def _channels_last(spec: TensorSpec) -> bool:
 
 
 def _suits_winograd(signature: Signature) -> bool:
-    """3 x 3 filters over neighbouring positions, with channels enough to be a matrix product."""
+    """Return whether the filter is 3 x 3 over neighbouring positions, with enough channels for a matrix product."""
     x, weight, output = _tensors(signature)
     if weight.shape[2:] != (3, 3) or weight.shape[1] < _MIN_WINOGRAD_CHANNELS:
         return False

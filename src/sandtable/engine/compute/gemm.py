@@ -1,26 +1,25 @@
-"""Matrix products: mm, addmm, bmm, linear and their kin.
+"""Matrix products: mm, addmm, bmm, linear and the like.
 
 The time is that of the tiles (`tiles.py`) at the rate of the type (`rates.py`), or of the bytes if those take longer;
-close to the ridge between the two, neither hides the other wholly (they are added as fourth powers). Rows that do not
+close to the ridge between the two, neither fully hides the other (they are added as fourth powers). Rows that do not
 start at multiples of 16 bytes (an odd vocabulary) keep the kernels from loading whole lines.
 
-`baddbmm` on a whole matrix is taken as the usual idiom of an uninitialised buffer and beta = 0, so the buffer is not
-read: numbers that scale tensors are not recorded.
+`baddbmm` on a whole matrix is assumed to be the usual idiom of an uninitialised buffer and beta = 0, so the buffer is
+not read: numbers that scale tensors are not recorded.
 """
 
 from collections.abc import Callable
 from math import prod
 from typing import ClassVar, cast
 
-from sandtable.engine.compute.family import Basis, Family, names
+from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import Rate, best_rate
-from sandtable.engine.compute.tiles import Product, Workshop, tiled_ns
+from sandtable.engine.compute.tiles import Product, TileThroughput, tiled_ns
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.signature import Signature, TensorSpec
 
-__all__ = ["Gemm", "slower_of"]
+__all__ = ["Gemm"]
 
-_RIDGE_POWER = 4
 _LINE_BYTES = 16
 
 _WITH_ADDEND = names("addmm _addmm_activation baddbmm addbmm addmv")
@@ -43,7 +42,7 @@ class Gemm(Family):
         reached = rate.reachable(matrix_share=table.matrix_share, vector_share=table.vector_share)
         if rate.on_matrix_units:
             reached *= alignment_share((a, b, *signature.outputs[:1]), table.misaligned_share)
-        tiles_ns = tiled_ns(product_of(signature), self._workshop(rate, reached))
+        tiles_ns = tiled_ns(product_of(signature), self._throughput(rate, reached))
         return self.streaming.kernel_ns + slower_of(tiles_ns, self._bytes_ns(signature))
 
     def traffic_bytes(self, signature: Signature) -> int:
@@ -54,7 +53,7 @@ class Gemm(Family):
         return read + written
 
     def basis(self, signature: Signature) -> Basis:
-        """Fits are to products on matrix units; the ordinary lanes have usual figures."""
+        """Return the basis: fits are to products on matrix units; the ordinary lanes have usual figures."""
         status = self.device.efficiency.gemm.status
         if status == "fitted" and not self._rate(signature).on_matrix_units:
             return "nominal"
@@ -63,8 +62,8 @@ class Gemm(Family):
     def _rate(self, signature: Signature) -> Rate:
         return best_rate(self.device, operands(signature)[0].dtype)
 
-    def _workshop(self, rate: Rate, reached: float) -> Workshop:
-        return Workshop(
+    def _throughput(self, rate: Rate, reached: float) -> TileThroughput:
+        return TileThroughput(
             num_sms=self.device.num_sms,
             rate=reached,
             on_matrix_units=rate.on_matrix_units,
@@ -77,34 +76,28 @@ class Gemm(Family):
         return self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
 
 
-def slower_of(a: float, b: float) -> float:
-    """The longer of two times that overlap, and a little more where they are alike."""
-    larger, smaller = max(a, b), min(a, b)
-    return larger * (1 + (smaller / larger) ** _RIDGE_POWER) ** (1 / _RIDGE_POWER) if larger else 0.0
-
-
 def operands(signature: Signature) -> tuple[TensorSpec, TensorSpec]:
-    """The two matrices: the first input may be what the product is added to."""
+    """Return the two matrices: the first input may be what the product is added to."""
     start = 1 if signature.name.removesuffix("_") in _WITH_ADDEND else 0
     return signature.inputs[start], signature.inputs[start + 1]
 
 
 def product_of(signature: Signature) -> Product:
-    """The shape of the product, by operator."""
+    """Return the shape of the product, by operator."""
     name = signature.name.removesuffix("_")
     shape = _SHAPES.get(name, _flat)
     return shape(*operands(signature))
 
 
 def alignment_share(specs: tuple[TensorSpec, ...], misaligned_share: float) -> float:
-    """What is left of the speed: all of it for rows at multiples of 16 bytes, less with each halving of that."""
+    """Return the remaining speed: all of it for rows at multiples of 16 bytes, less with each halving of that."""
     aligned = min((_alignment_bytes(spec) for spec in specs), default=_LINE_BYTES)
     halvings = {16: 0, 8: 1, 4: 2, 2: 3, 1: 3}[aligned]
     return float(misaligned_share ** (halvings / 3))
 
 
 def _alignment_bytes(spec: TensorSpec) -> int:
-    """The largest power of two, up to 16, that divides the distance in bytes from one row (or column) to the next."""
+    """Return the largest power of two, up to 16, that divides the bytes from one row (or column) to the next."""
     if len(spec.shape) < 2 or min(spec.shape[-2:]) <= 1:
         return _LINE_BYTES
     pitch = max(spec.strides[-2:]) if spec.strides else spec.shape[-1]
@@ -113,19 +106,19 @@ def _alignment_bytes(spec: TensorSpec) -> int:
 
 
 def _flat(a: TensorSpec, b: TensorSpec) -> Product:
-    """(…, m, k) · (…, k, n)."""
+    """Return the shape of (…, m, k) · (…, k, n)."""
     if len(b.shape) < 2:
         return Product(batch=1, m=prod(a.shape[:-1]), n=1, k=a.shape[-1])
     return Product(batch=prod(a.shape[:-2]), m=a.shape[-2], n=b.shape[-1], k=a.shape[-1])
 
 
 def _linear(x: TensorSpec, weight: TensorSpec) -> Product:
-    """(…, in) · (out, in)."""
+    """Return the shape of (…, in) · (out, in)."""
     return Product(batch=1, m=prod(x.shape[:-1]), n=weight.shape[0], k=x.shape[-1])
 
 
 def _grouped(a: TensorSpec, b: TensorSpec) -> Product:
-    """Groups share out the rows, the columns or k of a flat product, evenly as far as shapes tell."""
+    """Divide the rows, the columns or k of a flat product evenly among the groups: shapes show no more."""
     num_groups = max(spec.shape[0] if len(spec.shape) == 3 else 1 for spec in (a, b))
     rows, columns = a.shape[-2], b.shape[-1]
     if len(a.shape) == len(b.shape):

@@ -1,7 +1,7 @@
-"""Operators that read or write where an index says: embeddings, gathers, scatters, sorting, the loss over classes.
+"""Operators that follow an index: embeddings, gathers, scatters, sorting, the loss over classes.
 
-Memory is touched in lines, a few of which are used, so less of the bandwidth is reached; gradients of embeddings and
-accumulating writes sort the indices first, which is a handful of small kernels more.
+They use only parts of the lines of memory they touch, so they reach less of the bandwidth; gradients of embeddings and
+accumulating writes sort the indices first, with a handful of small kernels more.
 """
 
 from typing import ClassVar
@@ -13,7 +13,7 @@ __all__ = ["Indexing"]
 
 _LINE_BYTES = 32
 
-_WAYS: dict[str, tuple[int, float]] = {
+_IMPLEMENTATIONS: dict[str, tuple[int, float]] = {
     **dict.fromkeys(("embedding", "index", "index_select", "gather", "take", "take_along_dim"), (1, 1.0)),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill"), (1, 1.0)),
     **dict.fromkeys(("masked_scatter", "gather_backward", "index_select_backward", "one_hot"), (2, 1.0)),
@@ -25,7 +25,7 @@ _WAYS: dict[str, tuple[int, float]] = {
     **dict.fromkeys(("sort", "argsort", "msort"), (8, 6.0)),
     **dict.fromkeys(("topk", "kthvalue", "multinomial", "searchsorted", "bucketize"), (4, 3.0)),
 }
-"""Kernels launched, and bytes over the least that must be moved, by operator."""
+"""Kernels launched, and bytes relative to the least that must be moved, by operator."""
 
 
 class Indexing(Family):
@@ -33,15 +33,15 @@ class Indexing(Family):
 
     name = "indexing"
     follows_bytes = True
-    operators: ClassVar[frozenset[str]] = frozenset(f"aten::{name}" for name in _WAYS)
+    operators: ClassVar[frozenset[str]] = frozenset(f"aten::{name}" for name in _IMPLEMENTATIONS)
 
     def work_ns(self, signature: Signature) -> float:
-        num_kernels, passes = _WAYS[signature.name.removeprefix("aten::").removesuffix("_")]
+        num_kernels, passes = _IMPLEMENTATIONS[signature.name.removeprefix("aten::").removesuffix("_")]
         moved_ns = self.memory_ns(self.traffic_bytes(signature) * passes, self.streaming.indexing_share)
         return num_kernels * self.streaming.kernel_ns + moved_ns
 
     def traffic_bytes(self, signature: Signature) -> int:
-        """Of the scores, the loss reads one line a row; its gradient writes all of them and reads none."""
+        """Return the bytes: of the scores, the loss reads one line per row; its gradient writes all and reads none."""
         name, inputs = signature.name, signature.inputs
         if name.startswith("aten::nll_loss") and name.endswith("_forward"):
             return inputs[1].size_bytes + inputs[1].num_elements * _LINE_BYTES

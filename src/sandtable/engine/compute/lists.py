@@ -1,8 +1,8 @@
 """Operators on lists of tensors: foreach and fused optimizers, gradient clipping, loss scaling.
 
-torch packs tensors into one kernel as far as a kernel's arguments hold them: fewer tensors the more lists there are,
-and at most 320 blocks of 65,536 elements, so a step over many or large tensors is a row of kernels. On a CPU foreach
-operators are loops over the tensors.
+torch packs as many tensors into one kernel as its arguments hold: fewer tensors the more lists there are, and at most
+320 blocks of 65,536 elements, so a step over many or large tensors is a series of kernels. On a CPU foreach operators
+are loops over the tensors.
 """
 
 from math import ceil
@@ -32,7 +32,7 @@ class Lists(Family):
         return self.num_kernels(signature) * self.streaming.kernel_ns + moved_ns
 
     def num_kernels(self, signature: Signature) -> int:
-        """Kernels that the tensors of the first list, and their blocks, need."""
+        """Return the number of kernels that the tensors of the first list, and their blocks, need."""
         num_lists = max(1, min(5, signature.arguments.count(TENSOR)))
         tensors = signature.inputs[: max(1, len(signature.inputs) // num_lists)]
         if self.device.vendor == "cpu" and "_foreach_" in signature.name:
@@ -43,5 +43,5 @@ class Lists(Family):
 
 
 def is_list_operator(name: str) -> bool:
-    """`aten::_foreach_add_`, `aten::_fused_adamw_`, `aten::_amp_foreach_non_finite_check_and_unscale_`."""
+    """Return whether `name` is such an operator: `aten::_foreach_add_`, `aten::_fused_adamw_`, ..."""
     return name.startswith(("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_ad", "aten::_fused_sgd"))

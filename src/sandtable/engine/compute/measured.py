@@ -1,18 +1,17 @@
-"""Measured times: what a device really took for an operator, which outranks every formula.
+"""Measured times: what a device really took for an operator, which takes precedence over every formula.
 
-A table is a JSON file, one row for each operator on one geometry, so that any program that can run an operator and
-read a clock can write one (`sandtable calibrate` does):
+A table is a JSON file, one row for each operator on one geometry, so that any program that can run an operator and read
+a clock can write one (`sandtable calibrate` does):
 
     {"format": "sandtable-measured", "version": 1, "device": "epyc-2-cores", "source": "sandtable calibrate, 2 threads",
      "rows": [{"signature": {"op": "aten::mm", "in": [["float32", [512, 512], [512, 1], "cpu"], ...],
                              "out": [["float32", [512, 512], [512, 1], "cpu"]], "args": ["t", "t"]}, "ns": 5312000.0},
               ...]}
 
-`signature` is the text of a `Signature` as a trace holds it. A row answers for the operator of its name (whatever the
-overload) on tensors of its shapes and types with its arguments; strides and the device's name are not compared, and a
-row with `"args": null` answers for all arguments. Where the same operator was measured at a smaller and at a larger
-size, sizes between them are read off the straight line between the two; this is offered only to operators whose time
-goes with their bytes.
+`signature` is the text of a `Signature` as in a trace. A row applies to the operator of its name (any overload) on
+tensors of its shapes and types with its arguments; strides and the device's name are not compared, and a row with
+`"args": null` applies to all arguments. Between a smaller and a larger measured size of the same operator, times are
+interpolated linearly; only for operators whose time follows their bytes.
 """
 
 import json
@@ -23,6 +22,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sandtable.cluster.cluster import Cluster
 from sandtable.errors import ClusterError, TraceError
 from sandtable.trace.signature import Signature, TensorSpec
 
@@ -64,13 +64,13 @@ class MeasuredTable:
         return len(self.rows)
 
     def find(self, signature: Signature) -> float | None:
-        """The time (ns) of exactly this operator on these shapes, or None if it was not measured."""
+        """Return the time (ns) of exactly this operator on these shapes, or None if it was not measured."""
         geometry = _geometry(signature.inputs)
         exact = self._exact.get((signature.name, geometry, signature.args))
         return exact if exact is not None else self._exact.get((signature.name, geometry, None))
 
     def interpolate(self, signature: Signature) -> float | None:
-        """The time (ns) on the line between the next smaller and the next larger size measured, or None."""
+        """Return the time (ns) on the line between the next smaller and the next larger measured size, or None."""
         curve = self._curves.get(_curve(signature), [])
         size = _size_bytes(signature)
         above = bisect_left(curve, (size, float("-inf")))
@@ -94,7 +94,7 @@ class MeasuredTable:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "MeasuredTable":
-        """The table in the file `path`. Raises ClusterError if it is not one."""
+        """Load the table in the file `path`. Raise ClusterError if it is not one."""
         file = Path(path)
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
@@ -107,10 +107,17 @@ class MeasuredTable:
         return cls(rows, device=str(data.get("device", "")), source=str(data.get("source", "")))
 
     @classmethod
-    def beside(cls, cluster: str | PathLike[str]) -> "MeasuredTable | None":
-        """The table that calibration leaves beside the cluster file it writes: lab.toml, lab.measured.json."""
-        file = Path(cluster).with_suffix(".measured.json")
-        return cls.load(file) if str(cluster).endswith(".toml") and file.exists() else None
+    def for_cluster(cls, cluster: Cluster) -> "MeasuredTable | None":
+        """Load the table that calibration left beside the file of `cluster` (lab.toml, lab.measured.json), if any."""
+        if cluster.source_file is None:
+            return None
+        file = cls.path_beside(cluster.source_file)
+        return cls.load(file) if file.exists() else None
+
+    @staticmethod
+    def path_beside(cluster_file: Path) -> Path:
+        """Return where the table of a cluster file is kept."""
+        return cluster_file.with_suffix(".measured.json")
 
 
 _REMEDY = "make the table again with `sandtable calibrate`"
@@ -124,7 +131,7 @@ def _check_heading(file: Path, data: object) -> None:
 
 
 def _row(file: Path, number: int, row: Any) -> MeasuredRow:
-    """Row `number` checked: a signature and a positive, finite time."""
+    """Check row `number`: a signature and a positive, finite time."""
     if not isinstance(row, Mapping) or not isinstance(row.get("signature"), Mapping):
         raise ClusterError(
             f"{file}: rows[{number}] must be an object with signature and ns, but got {row!r}; {_REMEDY}"
@@ -156,10 +163,10 @@ def _geometry(specs: Iterable[TensorSpec]) -> _Geometry:
 
 
 def _curve(signature: Signature) -> _Curve:
-    """What must be equal for two sizes to lie on one line: the operator, and the types of its tensors."""
+    """Return what two sizes must share to lie on one line: the operator, and the types of its tensors."""
     return signature.name, tuple(spec.dtype for spec in signature.inputs)
 
 
 def _size_bytes(signature: Signature) -> int:
-    """All bytes read and written, on whatever device the tensors are said to be."""
+    """Return all bytes read and written, whatever the tensors' device."""
     return sum(spec.distinct_bytes for spec in (*signature.inputs, *signature.outputs))

@@ -8,7 +8,7 @@ from sandtable.engine.compute.gemm import Gemm
 from sandtable.engine.compute.indexing import Indexing
 from sandtable.engine.compute.lists import Lists, is_list_operator
 from sandtable.engine.compute.measured import MeasuredTable
-from sandtable.engine.compute.other import Free, Recurrent, Transfer, Unknown
+from sandtable.engine.compute.other import Free, HostCopy, Recurrent, Unknown
 from sandtable.engine.compute.streaming import Copy, Elementwise, Normalisation, Reduction
 from sandtable.trace.flops import flops
 from sandtable.trace.kinds import Phase
@@ -18,9 +18,9 @@ __all__ = ["CostModel"]
 
 
 class CostModel:
-    """What operators cost on `device`; times of `table` outrank the formulas.
+    """What operators cost on `device`; times of `table` take precedence over the formulas.
 
-    `host_link_bytes_per_s` is the rate between host and device memory; without it, that of the device's generation.
+    `host_link_bytes_per_s` is the rate between host and device memory, by default that of the device's generation.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class CostModel:
         families = (
             *(kind(device) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation, Reduction)),
             *(kind(device) for kind in (Copy, Indexing, Recurrent, Free)),
-            Transfer(device, link_bytes_per_s=link),
+            HostCopy(device, link_bytes_per_s=link),
         )
         self._by_operator: dict[str, Family] = {name: family for family in families for name in family.operators}
 
     def cost(self, signature: Signature) -> Cost:
-        """What one launch costs the device when it has it to itself."""
+        """Return what one launch costs a device that does nothing else."""
         family = self.family_of(signature)
         measured_ns = self.table.find(signature)
         if measured_ns is None and family.follows_bytes:
@@ -57,7 +57,7 @@ class CostModel:
         )
 
     def host_ns(self, signature: Signature, phase: Phase) -> float:
-        """What issuing it costs the host, with the Python and the views that stand around it."""
+        """Return what issuing it costs the host, including the Python and the views around it."""
         host = self.device.efficiency.host
         if not signature.op.startswith(("aten::", "copy::")):
             return host.custom_ns
@@ -69,7 +69,7 @@ class CostModel:
         return per_operator
 
     def family_of(self, signature: Signature) -> Family:
-        """The family that costs this operator."""
+        """Return the family that costs this operator."""
         name = signature.name
         if is_list_operator(name):
             return self._lists

@@ -1,21 +1,20 @@
-"""Families without much of a formula: copies over the host's link, recurrent layers, free and unknown work."""
+"""Families without much of a formula: copies over the host link, recurrent layers, free and unknown work."""
 
 from typing import ClassVar
 
 from sandtable.cluster.device import Device
-from sandtable.engine.compute.family import Basis, Family, names
-from sandtable.engine.compute.gemm import slower_of
+from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import best_rate
 from sandtable.trace.flops import flops
 from sandtable.trace.signature import Signature
 
-__all__ = ["Free", "Recurrent", "Transfer", "Unknown"]
+__all__ = ["Free", "HostCopy", "Recurrent", "Unknown"]
 
 
-class Transfer(Family):
+class HostCopy(Family):
     """Copies between host and device memory, at the rate of the link between them (PCIe).
 
-    Pinned and pageable memory are not told apart: both take the link's rate.
+    Pinned and pageable memory are not distinguished: both get the link's rate.
     """
 
     name = "transfer"
@@ -38,12 +37,12 @@ class Transfer(Family):
 
 
 class Recurrent(Family):
-    """cuDNN's recurrent layers: one product a time step, too small to fill the device, one after the other."""
+    """cuDNN's recurrent layers: one product per time step, too small to fill the device, one after the other."""
 
     name = "recurrent"
     operators: ClassVar[frozenset[str]] = names("_cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward")
     _SHARE = 0.4
-    """Of the speed of a large product."""
+    """The share of a large product's speed."""
 
     def work_ns(self, signature: Signature) -> float:
         table = self.device.efficiency.gemm
@@ -76,7 +75,7 @@ class Free(Family):
 
 
 class Unknown(Family):
-    """Operators nobody has described, such as kernels of other people's extensions: bound by their tensors' bytes."""
+    """Operators without a family, such as kernels of other people's extensions: bound by their tensors' bytes."""
 
     name = "unknown"
     follows_bytes = True

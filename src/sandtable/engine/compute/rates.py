@@ -1,7 +1,7 @@
 """Rates: how fast a device multiplies numbers of one type at best, and on which of its units.
 
-torch leaves matrix products of float32 on the ordinary lanes unless a script says otherwise (allow_tf32 is off for
-them), but lets convolutions use tf32 (it is on there). A script that changes either is not seen.
+By default torch leaves float32 matrix products on the ordinary lanes (allow_tf32 is off for them), but lets
+convolutions use tf32 (it is on there). A script that changes either is not noticed.
 """
 
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ __all__ = ["Rate", "best_rate"]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`peak` operations a second; `measured` is the fastest anybody saw, 0 if nobody looked."""
+    """`peak` operations per second; `measured` is the fastest on record, 0 if there is none."""
 
     peak: float
     on_matrix_units: bool
     measured: float = 0.0
 
     def reachable(self, *, matrix_share: float, vector_share: float) -> float:
-        """Operations a second of a long inner loop: a share of the peak, and no more than was ever measured."""
+        """Return the operations per second of a long inner loop: a share of the peak, at most the measured rate."""
         reached = self.peak * (matrix_share if self.on_matrix_units else vector_share)
         return min(reached, self.measured) if self.measured else reached
 
 
 _DOUBLE_RATE_CHIPS = frozenset({"sm_37", "sm_60", "sm_70", "sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950"})
-"""Chips that do float64 at a half (sm_37: a third) of the rate of float32; others keep a thirty-second."""
+"""Chips with float64 at half (sm_37: a third) of the rate of float32; others have a thirty-second."""
 
 
 def best_rate(device: Device, dtype: str, *, tf32: bool = False) -> Rate:
-    """The rate of products of `dtype`: of the matrix units where they know the type, else of the ordinary lanes."""
+    """Return the rate of products of `dtype`: of the matrix units if they support it, else of the ordinary lanes."""
     matmul, vector, seen = device.matmul, device.vector, device.measured_matmul
     if dtype in ("float16", "bfloat16"):
         peak = matmul.float16 if dtype == "float16" else matmul.bfloat16

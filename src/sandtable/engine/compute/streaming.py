@@ -71,35 +71,35 @@ class Copy(Family):
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """How an operator is done: kernels launched, and its bytes over the least that must be moved."""
+class _Kernels:
+    """How an operator runs: kernels launched, and its bytes relative to the least that must be moved."""
 
     num_kernels: int = 1
     passes: float = 1.0
 
 
-_ROWS_AGAIN = _Way(2, 1.5)
+_ROWS_AGAIN = _Kernels(2, 1.5)
 """Statistics first, then the rows once more: x is read twice and y written, 3 against 2."""
-_GRADIENT_AND_SUMS = _Way(3, 5 / 3)
+_GRADIENT_AND_SUMS = _Kernels(3, 5 / 3)
 """dx from dy and x, then the sums for weight and bias from both again: 5 against 3."""
 
 _NORMALISATIONS = {
-    "native_layer_norm": _Way(),
+    "native_layer_norm": _Kernels(),
     "native_layer_norm_backward": _GRADIENT_AND_SUMS,
-    "_fused_rms_norm": _Way(),
+    "_fused_rms_norm": _Kernels(),
     "_fused_rms_norm_backward": _GRADIENT_AND_SUMS,
     **dict.fromkeys(("native_group_norm", "native_batch_norm", "_native_batch_norm_legit"), _ROWS_AGAIN),
     **dict.fromkeys(("cudnn_batch_norm", "miopen_batch_norm", "batch_norm_stats"), _ROWS_AGAIN),
-    **dict.fromkeys(("_batch_norm_with_update", "batch_norm_elemt", "batch_norm_gather_stats_with_counts"), _Way()),
+    **dict.fromkeys(("_batch_norm_with_update", "batch_norm_elemt", "batch_norm_gather_stats_with_counts"), _Kernels()),
     **dict.fromkeys(("native_group_norm_backward", "native_batch_norm_backward"), _GRADIENT_AND_SUMS),
     **dict.fromkeys(("cudnn_batch_norm_backward", "miopen_batch_norm_backward"), _GRADIENT_AND_SUMS),
-    **dict.fromkeys(("batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt"), _Way()),
-    **dict.fromkeys(("_softmax", "_softmax_backward_data", "_masked_softmax", "_masked_softmax_backward"), _Way()),
-    **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data"), _Way()),
-    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d"), _Way()),
-    **dict.fromkeys(("max_pool3d_with_indices", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"), _Way()),
+    **dict.fromkeys(("batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt"), _Kernels()),
+    **dict.fromkeys(("_softmax", "_softmax_backward_data", "_masked_softmax", "_masked_softmax_backward"), _Kernels()),
+    **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data"), _Kernels()),
+    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d"), _Kernels()),
+    **dict.fromkeys(("max_pool3d_with_indices", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"), _Kernels()),
     **dict.fromkeys(
-        ("adaptive_max_pool2d", "adaptive_max_pool2d_backward", "max_pool2d_with_indices_backward"), _Way()
+        ("adaptive_max_pool2d", "adaptive_max_pool2d_backward", "max_pool2d_with_indices_backward"), _Kernels()
     ),
 }
 
@@ -115,13 +115,13 @@ class Normalisation(Family):
     operators: ClassVar[frozenset[str]] = frozenset(f"aten::{name}" for name in _NORMALISATIONS)
 
     def work_ns(self, signature: Signature) -> float:
-        way = _NORMALISATIONS[signature.name.removeprefix("aten::").removesuffix("_")]
-        passes = way.passes * (1.5 if _is_long_softmax(signature) else 1.0)
+        kernels = _NORMALISATIONS[signature.name.removeprefix("aten::").removesuffix("_")]
+        passes = kernels.passes * (1.5 if _is_long_softmax(signature) else 1.0)
         moved_ns = self.memory_ns(self.traffic_bytes(signature) * passes, self.streaming.normalisation_share)
-        return way.num_kernels * self.streaming.kernel_ns + moved_ns
+        return kernels.num_kernels * self.streaming.kernel_ns + moved_ns
 
     def traffic_bytes(self, signature: Signature) -> int:
-        """The gradient of a pooling uses the shape of its input, not what is in it."""
+        """Return the bytes; the gradient of a pooling uses the shape of its input, not its content."""
         moved = super().traffic_bytes(signature)
         if "_pool" in signature.name and signature.name.endswith("_backward") and len(signature.inputs) > 1:
             moved -= signature.inputs[1].distinct_bytes
@@ -152,7 +152,7 @@ def _is_long_softmax(signature: Signature) -> bool:
 
 
 def _turns(signature: Signature) -> bool:
-    """Whether neighbours in memory are no neighbours in the copy."""
+    """Return whether neighbours in memory are not neighbours in the copy."""
     if not signature.name.startswith("aten::copy") or not signature.inputs or not signature.outputs:
         return False
     source, target = _fastest_dim(signature.inputs[-1]), _fastest_dim(signature.outputs[0])
@@ -160,7 +160,7 @@ def _turns(signature: Signature) -> bool:
 
 
 def _fastest_dim(spec: TensorSpec) -> int | None:
-    """The dimension along which addresses follow each other; None for a tensor of one line."""
+    """Return the dimension of consecutive addresses; None for a tensor of one line."""
     dims = [dim for dim, size in enumerate(spec.shape) if size > 1]
     if len(dims) < 2 or not spec.strides:
         return None

@@ -14,7 +14,7 @@ and pick one that suits: the best of a few here.
 from dataclasses import dataclass
 from math import ceil
 
-__all__ = ["Product", "Workshop", "tiled_ns"]
+__all__ = ["Product", "TileThroughput", "tiled_ns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
-    """Who does the work: `rate` is what all `num_sms` reach together in the inner loop of the best tile."""
+class TileThroughput:
+    """The device's rates: `rate` is what all `num_sms` reach together in the inner loop of the best tile."""
 
     num_sms: int
     rate: float
@@ -51,26 +51,26 @@ _SPLITS = (1, 2, 4, 8, 16, 32)
 _K_STEP = 32
 
 
-def tiled_ns(product: Product, workshop: Workshop) -> float:
-    """The time of the best tile and split."""
+def tiled_ns(product: Product, throughput: TileThroughput) -> float:
+    """Return the time of the best tile and split."""
     if not product.flops:
         return 0.0
-    tiles = _MATRIX_TILES if workshop.on_matrix_units else _VECTOR_TILES
-    return min(_one_ns(product, workshop, tile, splits) for tile in tiles for splits in _SPLITS)
+    tiles = _MATRIX_TILES if throughput.on_matrix_units else _VECTOR_TILES
+    return min(_one_ns(product, throughput, tile, splits) for tile in tiles for splits in _SPLITS)
 
 
-def _one_ns(product: Product, workshop: Workshop, tile: tuple[int, int, float], splits: int) -> float:
+def _one_ns(product: Product, throughput: TileThroughput, tile: tuple[int, int, float], splits: int) -> float:
     rows, columns, quality = tile
     num_tiles = product.batch * ceil(product.m / rows) * ceil(product.n / columns)
-    waves = ceil(num_tiles * splits / workshop.num_sms)
+    waves = ceil(num_tiles * splits / throughput.num_sms)
     k = ceil(product.k / splits / _K_STEP) * _K_STEP
-    loop_ns = 2 * rows * columns * k * 1e9 * workshop.num_sms / (workshop.rate * quality)
-    return waves * (loop_ns + workshop.tile_ns) + _adding_up_ns(product, workshop, splits)
+    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / (throughput.rate * quality)
+    return waves * (loop_ns + throughput.tile_ns) + _adding_up_ns(product, throughput, splits)
 
 
-def _adding_up_ns(product: Product, workshop: Workshop, splits: int) -> float:
-    """A second kernel that reads the parts, kept as float32, which the first had to write."""
+def _adding_up_ns(product: Product, throughput: TileThroughput, splits: int) -> float:
+    """Return the time of a second kernel that reads the parts, kept as float32, which the first had to write."""
     if splits == 1:
         return 0.0
     part_bytes = 4 * product.batch * product.m * product.n
-    return workshop.kernel_ns + 2 * splits * part_bytes / workshop.bytes_per_ns
+    return throughput.kernel_ns + 2 * splits * part_bytes / throughput.bytes_per_ns

@@ -1,11 +1,11 @@
 // The event clock: programs of actors in, start and end of every instruction out.
 //
-// A parade ground: each actor has a host that hands out orders and streams that carry them out one after the other.
-// An order to meet (a collective, a message) waits until everybody who is named in it has arrived; then the transfer
-// crosses the links, which all transfers share fairly. Time only moves forward, from one event to the next; events at
-// the same moment are taken in the order in which they were made, so that the same input gives the same output.
+// A parade ground: each actor has a host that issues instructions, and streams that execute them one after the other.
+// An instruction to meet (a collective, a message) waits until all its members have arrived; then the transfer crosses
+// the links, which all transfers share fairly. Time only moves forward, from one event to the next; events at the same
+// moment are processed in order of creation, so that the same input gives the same output.
 //
-// Plain C interface for ctypes; see clock.py for what each array holds.
+// Plain C interface for ctypes; clock.py explains the arrays.
 
 #include <algorithm>
 #include <cmath>
@@ -474,7 +474,7 @@ class Clock {
     const TransferInput& transfer = network_.transfers[active.transfer];
     for (int32_t i = 0; i < transfer.num_links; ++i)
       on_link_[network_.links[transfer.first_link + i]].push_back(id);
-    active.speed = 0;  // so that sharing sets it anew
+    active.speed = 0;  // so that sharing sets it again
     share_links(transfer, id);
   }
 

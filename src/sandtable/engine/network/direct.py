@@ -7,10 +7,10 @@ as NCCL and torch build them from sends and receives. Sends to different members
 import numpy as np
 
 from sandtable.engine.network.algorithm import Algorithm
-from sandtable.engine.network.flows import Flow, Steps, draw
-from sandtable.engine.network.job import Job
+from sandtable.engine.network.collective_call import CollectiveCall
+from sandtable.engine.network.flows import Flow, Steps, make_pattern
 from sandtable.engine.network.nccl_constants import Generation
-from sandtable.engine.network.transfer import Pattern
+from sandtable.engine.network.transfer import LinkPattern
 
 __all__ = ["Direct"]
 
@@ -25,33 +25,33 @@ class Direct(Algorithm):
     speeds = "p2p"
     ops = frozenset({"all_to_all", "gather", "scatter"})
 
-    def pattern(self, job: Job, generation: Generation) -> Pattern:
-        flow = _everyone(job) if job.op == "all_to_all" else _star(job)
-        rounds = float(-(-(job.size - 1) // _PEERS_AT_ONCE))
-        if not job.spans_nodes:
-            return draw(job.topology, [[flow]], Steps(num_local=rounds))
+    def pattern(self, call: CollectiveCall, generation: Generation) -> LinkPattern:
+        flow = _all_pairs(call) if call.op == "all_to_all" else _star(call)
+        rounds = float(-(-(call.size - 1) // _PEERS_AT_ONCE))
+        if not call.spans_nodes:
+            return make_pattern(call.topology, [[flow]], Steps(num_local=rounds))
         steps = Steps(num_local=0.0, num_remote=rounds, wire_ns=rounds * flow.longest_delay_ns)
-        return draw(job.topology, [[flow]], steps)
+        return make_pattern(call.topology, [[flow]], steps)
 
 
-def _everyone(job: Job) -> Flow:
-    """Member i to i + shift, for every shift; of very many shifts an even sample stands for all."""
-    size = job.size
+def _all_pairs(call: CollectiveCall) -> Flow:
+    """Return the flow from member i to i + shift, for every shift; if there are many, for an even sample."""
+    size = call.size
     shifts = np.arange(1, size)
-    most = max(1, _MAX_FLOWS // len(job.layout.ranks))
+    most = max(1, _MAX_FLOWS // len(call.layout.ranks))
     if len(shifts) > most:
         shifts = np.unique(np.linspace(1, size - 1, most).astype(np.int64))
-    table = job.layout.ranks.reshape(-1, size)
+    table = call.layout.ranks.reshape(-1, size)
     src = np.broadcast_to(table[:, :, None], (*table.shape, len(shifts)))
     dst = table[:, (np.arange(size)[:, None] + shifts) % size]
-    return Flow.of(job.topology, src.ravel(), dst.ravel(), (size - 1) / size / len(shifts))
+    return Flow.of(call.topology, src.ravel(), dst.ravel(), (size - 1) / size / len(shifts))
 
 
-def _star(job: Job) -> Flow:
-    """Every member but the root, with the root of its group."""
-    table = job.layout.ranks.reshape(-1, job.size)
-    roots = np.broadcast_to(job.roots[:, None], table.shape)
+def _star(call: CollectiveCall) -> Flow:
+    """Return the flow between every other member and the root of its group."""
+    table = call.layout.ranks.reshape(-1, call.size)
+    roots = np.broadcast_to(call.roots[:, None], table.shape)
     others = table != roots
     leaf, root = table[others], roots[others]
-    src, dst = (leaf, root) if job.op == "gather" else (root, leaf)
-    return Flow.of(job.topology, src, dst, 1.0 / job.size)
+    src, dst = (leaf, root) if call.op == "gather" else (root, leaf)
+    return Flow.of(call.topology, src, dst, 1.0 / call.size)

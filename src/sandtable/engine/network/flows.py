@@ -1,4 +1,4 @@
-"""From who sends what to whom, to how much crosses each link."""
+"""Flows: who sends what to whom, and how much of it crosses each link."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Self
 import numpy as np
 
 from sandtable.cluster.topology import Topology
-from sandtable.engine.network.transfer import Floats, Ints, Pattern
+from sandtable.engine.network.transfer import Floats, Ints, LinkPattern
 
-__all__ = ["Flow", "Steps", "draw"]
+__all__ = ["Flow", "Steps", "make_pattern"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
-    """Rank `src[i]` sends `weight[i]` bytes to rank `dst[i]` over `routes[i]` for each byte of the message."""
+    """Rank `src[i]` sends `weight[i]` bytes to rank `dst[i]` over `routes[i]` per byte of the message."""
 
     topology: Topology
     src: Ints
@@ -36,11 +36,11 @@ class Flow:
         return float(self.delay_ns.max(initial=0.0))
 
     def reversed(self) -> Self:
-        """As much the other way."""
+        """Return the same flow in the other direction."""
         return self.of(self.topology, self.dst, self.src, self.weight)
 
     def carried(self) -> Floats:
-        """Bytes on every link of the cluster."""
+        """Return the bytes on every link of the cluster."""
         used = self.routes >= 0
         num_links = self.topology.num_links
         if isinstance(self.weight, float):
@@ -51,17 +51,19 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """One after the other: `num_local` hops within nodes, `num_remote` between them, `wire_ns` of delay on the way."""
+    """Steps in sequence: `num_local` hops within nodes, `num_remote` between them, `wire_ns` of delay on the way."""
 
     num_local: float
     num_remote: float = 0.0
     wire_ns: float = 0.0
 
 
-def draw(topology: Topology, phases: Sequence[Sequence[Flow]], steps: Steps, *, slowest: float = 0.0) -> Pattern:
-    """The pattern of `phases` that follow each other, the flows of one phase running together.
+def make_pattern(
+    topology: Topology, phases: Sequence[Sequence[Flow]], steps: Steps, *, slowest: float = 0.0
+) -> LinkPattern:
+    """Return the pattern of `phases` in sequence, in each of which all flows run together.
 
-    A phase takes as long as its fullest link. `slowest` is the seconds per byte that the algorithm needs at least.
+    A phase takes as long as its fullest link. `slowest` is the least seconds per byte that the algorithm needs.
     """
     total = np.zeros(topology.num_links)
     seconds = 0.0
@@ -71,7 +73,7 @@ def draw(topology: Topology, phases: Sequence[Sequence[Flow]], steps: Steps, *, 
         seconds += float((carried / topology.bandwidth_bytes_per_s).max(initial=0.0))
         total += carried
     links = np.flatnonzero(total).astype(np.int32)
-    return Pattern(
+    return LinkPattern(
         links=links,
         bytes_per_byte=total[links],
         bandwidth_bytes_per_s=topology.bandwidth_bytes_per_s[links],

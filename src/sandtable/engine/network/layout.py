@@ -1,4 +1,4 @@
-"""How the members of groups are spread over nodes, in the order in which NCCL lines them up: node by node, by slot."""
+"""How the members of groups are spread over nodes, in NCCL's order: node by node, by slot."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,15 +10,15 @@ import numpy.typing as npt
 from sandtable.engine.network.transfer import Floats, Ints
 from sandtable.errors import ClusterError
 
-__all__ = ["Layout"]
+__all__ = ["GroupLayout"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layout:
-    """`num_groups` groups of `size` ranks, flattened: one entry a member, one *run* for each node a group sits on.
+class GroupLayout:
+    """`num_groups` groups of `size` ranks, flattened: one entry per member, one *run* for each node of a group.
 
     `ranks` are the members, group after group. Run r belongs to group `run_group[r]` and holds the `run_length[r]`
-    members from `run_start[r]` on. `run[i]` and `local[i]` are the run of member i and its place there.
+    members from `run_start[r]` on. `run[i]` and `local[i]` are the run of member i and its position there.
     """
 
     num_groups: int
@@ -61,7 +61,7 @@ class Layout:
 
     @cached_property
     def num_nodes(self) -> Ints:
-        """Nodes that each group sits on."""
+        """The number of nodes of each group."""
         return np.bincount(self.run_group, minlength=self.num_groups).astype(np.int32)
 
     @cached_property
@@ -71,7 +71,7 @@ class Layout:
 
     @cached_property
     def num_rails(self) -> Ints:
-        """Members on the node where a group has fewest: so many ways in and out all its nodes have."""
+        """The members on the node where a group has fewest: all its nodes have at least this many ways in and out."""
         return np.minimum.reduceat(self.run_length, self.first_run).astype(np.int32)
 
     @property
@@ -83,19 +83,19 @@ class Layout:
         return int(self.run_length.max())
 
     def next_local(self) -> Ints:
-        """The member after each one in its run, round to the first (a run of one: itself)."""
+        """Return the member after each one in its run, round to the first (a run of one: itself)."""
         return self.run_start[self.run] + (self.local + 1) % self.run_length[self.run]
 
     def on_run(self, members: Ints, runs: Ints) -> Ints:
-        """The members with the same local place as `members`, in `runs`."""
+        """Return the members at the same local position as `members`, in `runs`."""
         return self.run_start[runs] + self.local[members]
 
     def rails(self) -> Ints:
-        """Members whose local place every node of their group has: each leads one ring or tree out of its node."""
+        """Return the members at a local position that every node of their group has: rings leave nodes by them."""
         return np.flatnonzero(self.local < self.num_rails[self.group]).astype(np.int32)
 
     def rail_weight(self, members: Ints) -> Floats:
-        """The part of a group's data that leaves by each of `members`, which are rails."""
+        """Return the part of a group's data that leaves by each of `members`, which are rails."""
         weight: Floats = 1.0 / self.num_rails[self.group[members]]
         return weight
 
@@ -104,7 +104,7 @@ def _check(groups: npt.ArrayLike, *, num_ranks: int) -> npt.NDArray[np.int64]:
     table = np.asarray(groups)
     if table.ndim != 2 or table.size == 0 or not np.issubdtype(table.dtype, np.integer):
         raise ClusterError(
-            f"groups must be a table of ranks, one row a group, but got shape {table.shape} of {table.dtype}; "
+            f"groups must be a table of ranks, one row per group, but got shape {table.shape} of {table.dtype}; "
             "give groups of unequal size in separate calls"
         )
     low, high = int(table.min()), int(table.max())
@@ -121,6 +121,6 @@ def _refuse_twins(place: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]) ->
     if twins.any():
         row, column = np.argwhere(twins)[0]
         raise ClusterError(
-            f"members of a group must sit on GPUs of their own, but ranks {ranks[row, column]} and "
+            f"members of a group must be on different GPUs, but ranks {ranks[row, column]} and "
             f"{ranks[row, column + 1]} share one; list every rank once"
         )

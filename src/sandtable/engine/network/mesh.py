@@ -14,7 +14,7 @@ __all__ = ["pair_share", "ring_share"]
 
 
 def ring_share(kind: NodeKind, slots: Sequence[int]) -> float:
-    """The share of its port's bandwidth that a GPU can use in rings over `slots`: 1 through a switch."""
+    """Return the share of its port's bandwidth that a GPU can use in rings over `slots`: 1 through a switch."""
     links = kind.scale_up.mesh
     if not links or len(slots) < 2:
         return 1.0
@@ -23,14 +23,14 @@ def ring_share(kind: NodeKind, slots: Sequence[int]) -> float:
 
 
 def pair_share(kind: NodeKind, src: int, dst: int) -> float:
-    """The share of its port's bandwidth that a GPU has towards one other; through a third where no link joins them."""
+    """Return the share of its port's bandwidth that a GPU has towards another; via a third if no link joins them."""
     links = kind.scale_up.mesh
     return max(1, links[src][dst]) / sum(links[src]) if links else 1.0
 
 
 @lru_cache(maxsize=256)
 def _num_rings(links: tuple[tuple[int, ...], ...], slots: tuple[int, ...]) -> int:
-    """Directed rings over `slots` that use each link at most once in each direction.
+    """Count the directed rings over `slots` that use each link at most once in each direction.
 
     Where no ring exists, data passes through GPUs in between, and the GPU with fewest links decides.
     """
@@ -42,7 +42,7 @@ def _num_rings(links: tuple[tuple[int, ...], ...], slots: tuple[int, ...]) -> in
 
 
 def _most_rings(free: list[list[int]], limit: int = 3) -> int:
-    """The most undirected rings that share no link, by trying; `free` is left as it was."""
+    """Return the most undirected rings that share no link, by trying; `free` is left as it was."""
     if limit == 0:
         return 0
     best = 0
@@ -61,7 +61,7 @@ def _most_rings(free: list[list[int]], limit: int = 3) -> int:
 
 
 def _rings(free: list[list[int]], path: list[int]) -> Iterator[list[int]]:
-    """Every way to go on from `path` through all others and back to the first."""
+    """Yield every way to continue `path` through all others and back to the first."""
     if len(path) == len(free):
         if free[path[-1]][0]:
             yield list(path)

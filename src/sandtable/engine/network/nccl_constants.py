@@ -1,9 +1,9 @@
-"""What NCCL costs beyond the wires: latency by protocol and link, the part of the wire that is data, channels.
+"""What NCCL costs beyond the wires: latency by protocol and link, the share of the wire that is data, channels.
 
 Protocols, from the quickest to the one that fills the wire: LL sends a flag with every 4 bytes (half of the wire is
 data), LL128 one with every 120, Simple none, but its steps wait for each other.
 
-Where a number comes from is said beside it:
+Each number names its origin:
   nccl     NCCL's own tuning table (src/graph/tuning.cc, topo.h and paths.cc of version 2.28), in our units
   fitted   to the curves marked `calibrated` in validation/rows/collectives.toml, and to nothing else
   paper    a published measurement, named
@@ -12,7 +12,7 @@ Where a number comes from is said beside it:
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sandtable.cluster import Device
+from sandtable.cluster.device import Device
 
 __all__ = [
     "LL",
@@ -28,13 +28,13 @@ __all__ = [
 
 LL, LL128, SIMPLE = "LL", "LL128", "Simple"
 
-# What a ring's step within a node costs at least when the ring leaves the node: posting to the network (nccl).
+# The least cost of a ring's step within a node when the ring leaves the node: posting to the network (nccl).
 NET_OVERHEAD_NS = {LL: 1e3, LL128: 1e3, SIMPLE: 3e3}
 
-# A send to another node gets a channel for every 14 GB/s of its adapter, and two at least (nccl) ...
+# A send to another node gets one channel for every 14 GB/s of its adapter, but at least two (nccl) ...
 P2P_NIC_BYTES_PER_S_PER_CHANNEL = 14e9
 # ... and a channel carried 9.3 GB/s where it was measured (paper: Narayanan et al. 2021, section 5.9: 892 GB/s between
-# the stages of 6 pipelines over 8 adapters a node, two channels each).
+# the stages of 6 pipelines over 8 adapters per node, two channels each).
 P2P_BYTES_PER_S_PER_CHANNEL = 9.3e9
 
 _US, _GB = 1e3, 1e9
@@ -44,11 +44,11 @@ _US, _GB = 1e3, 1e9
 class Speeds:
     """One algorithm with one protocol.
 
-    A call costs `base_ns`, then `nvlink_ns` or `pcie_ns` a step within a node and `net_ns` a step between nodes, plus
-    the wire's own delay `num_trips` times. `wire_share` is the share of the wire that is data; `max_bytes_per_s`
-    bounds the bus bandwidth on 1, 2 and more nodes (0: nothing does). While the pipeline fills, work of w ns takes
-    w + ramp_ns * w / (w + ramp_scale_ns): longer by a constant when large. `medium_shares` are the shares of the rate
-    that messages of 64 bytes and every doubling reach, 1 above the last.
+    A call costs `base_ns`, then `nvlink_ns` or `pcie_ns` per step within a node and `net_ns` per step between nodes,
+    plus the wire's own delay `num_trips` times. `wire_share` is the share of the wire that is data; `max_bytes_per_s`
+    bounds the bus bandwidth on 1, 2 and more nodes (0: no bound). While the pipeline fills, work of w ns takes w +
+    ramp_ns * w / (w + ramp_scale_ns): longer by a constant when large. `medium_shares` are the shares of the rate that
+    messages of 64 bytes and every doubling reach, 1 above the last.
     """
 
     base_ns: float
@@ -68,8 +68,8 @@ class Generation:
     """One generation of GPUs: `speeds` by algorithm and protocol.
 
     `num_channels` kernels (one multiprocessor each) drive a collective, `num_nvls_channels` one in the switch,
-    `num_p2p_channels` a send. A ring within a node spends `extra_steps` beyond its 2(n-1) on copies of its own.
-    `nvls_share` is what the switch's reduction reaches of the port's achievable rate.
+    `num_p2p_channels` a send. A ring within a node spends `extra_steps` beyond its 2(n-1) on local copies. `nvls_share`
+    is the share of the port's achievable rate that the switch's reduction reaches.
     """
 
     name: str
@@ -82,9 +82,9 @@ class Generation:
 
 
 def generation_of(device: Device) -> Generation:
-    """The constants for `device`; a vendor or generation without constants of its own gets the nearest."""
+    """Return the constants for `device`; a vendor or generation without its own gets the nearest."""
     if device.vendor != "nvidia":
-        return _AMPERE  # RCCL descends from NCCL; no curve of it is at hand
+        return _AMPERE  # RCCL descends from NCCL; no curve of it is available
     for capability, generation in ((100, _BLACKWELL), (90, _HOPPER), (80, _AMPERE)):
         if 10 * device.major + device.minor >= capability:
             return generation
@@ -135,7 +135,7 @@ _P2P_SIMPLE = Speeds(base_ns=8.4 * _US, nvlink_ns=3.4 * _US, pcie_ns=5.7 * _US, 
 def _speeds(
     *, ll_max: tuple[float, float, float], ring_simple: Speeds, nvls: Speeds = _NVLS, has_ll128: bool
 ) -> dict[tuple[str, str], Speeds]:
-    """The table of one generation: NCCL's numbers but for what is given. `ll_max` is in GB/s."""
+    """Return the table of one generation: NCCL's numbers except where given. `ll_max` is in GB/s."""
     bound = (ll_max[0] * _GB, ll_max[1] * _GB, ll_max[2] * _GB)
     ramp, scale = ring_simple.ramp_ns, ring_simple.ramp_scale_ns
     table = {
@@ -154,7 +154,7 @@ def _speeds(
     return table
 
 
-# What NCCL uses at most (nccl): two thread blocks for each NVLink of a V100 or A100, 24 or 16 on Hopper, 32 for NVLS on
+# NCCL's maximum (nccl): two thread blocks for each NVLink of a V100 or A100, 24 or 16 on Hopper, 32 for NVLS on
 # Blackwell. LL128 is left out where no calibrated curve shows its lower latency.
 _VOLTA = Generation(
     name="volta",

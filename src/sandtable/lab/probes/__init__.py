@@ -1,1 +1,1 @@
-"""Measurements that need torch: programs for processes of their own, started by the room and never imported by it."""
+"""Measurements that need torch: separate programs, which `lab` starts and never imports."""

@@ -1,7 +1,7 @@
-"""How long a call takes: by CUDA events where there is a GPU, else by the processor time of this process.
+"""Time calls: with CUDA events on a GPU, else with the processor time of this process.
 
-Under a quota the wall clock jumps: a host with 0.4 cores runs for 4 ms and then stands still for 6. Processor time does
-not, and divided by the share it is what the wall clock would show in the long run.
+Under a quota the wall clock jumps: a host with 0.4 cores runs for 4 ms, then stands still for 6. Processor time does
+not, and divided by the share it equals the wall clock in the long run.
 """
 
 import time
@@ -18,13 +18,13 @@ Call = Callable[[], Any]
 
 
 class ProcessorClock:
-    """This process's time on the processors, over its share of them."""
+    """This process's processor time, divided by its share of the processors."""
 
     def __init__(self) -> None:
         self.share = measure_share()
 
     def seconds(self, calls: Sequence[Call], count: int) -> float:
-        """`count` calls, gone round."""
+        """Return the time of `count` calls, cycling through `calls`."""
         start = time.process_time()
         for index in range(count):
             calls[index % len(calls)]()
@@ -32,12 +32,12 @@ class ProcessorClock:
 
 
 class EventClock:
-    """The GPU's own clock: events before and after, in its stream."""
+    """The GPU's own clock: events before and after the calls, in its stream."""
 
     share = 1.0
 
     def seconds(self, calls: Sequence[Call], count: int) -> float:
-        """`count` calls, gone round, as the device saw them."""
+        """Return the device's time of `count` calls, cycling through `calls`."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         start.record()
@@ -52,12 +52,12 @@ Clock = ProcessorClock | EventClock
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return EventClock() if device.type == "cuda" else ProcessorClock()
 
 
 def time_calls(clock: Clock, calls: Sequence[Call], *, batches: int = BATCHES) -> float:
-    """Seconds of one call: the median of several batches, each long enough for the clock."""
+    """Return the seconds of one call: the median of several batches, each long enough for the clock."""
     clock.seconds(calls, min(len(calls), 2))
     once = max(clock.seconds(calls, 2) / 2, 1e-7)
     count = max(2, min(2000, round(MIN_BATCH_S / once)))
@@ -65,7 +65,7 @@ def time_calls(clock: Clock, calls: Sequence[Call], *, batches: int = BATCHES) -
 
 
 def measure_share() -> float:
-    """Processors this process really gets while it computes: its quota, or all of its threads."""
+    """Measure how many processors this process really gets while it computes: its quota, or all of its threads."""
     work = torch.rand(256, 256)
     start, start_cpu = time.perf_counter(), time.process_time()
     while time.perf_counter() - start < 0.5:

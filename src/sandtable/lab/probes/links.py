@@ -1,7 +1,7 @@
-"""Measure what gloo gets out of the links between hosts: run by torchrun, one process a host.
+"""Measure what gloo achieves on the links between hosts: run by torchrun, one process per host.
 
 torchrun -m sandtable.lab.probes.links OUTPUT: rank 0 writes {"ping": [[peer, bytes, seconds]], "all_reduce": [[bytes,
-seconds]], "core_seconds_per_byte": ...}. A ping is one way: half of there and back.
+seconds]], "core_seconds_per_byte": ...}. A ping is one way: half of a round trip.
 """
 
 import json
@@ -20,7 +20,7 @@ TIMES, TIMES_OF_SMALL, SMALL_BYTES = 3, 15, 1 << 12
 
 
 def main() -> None:
-    """Ping every host from the first, then reduce over all."""
+    """Ping every host from the first one, then all-reduce over all."""
     dist.init_process_group("gloo")
     pings = [
         [peer, size, timed(partial(ping, peer, size), TIMES_OF_SMALL if size <= SMALL_BYTES else TIMES) / 2]
@@ -40,26 +40,26 @@ def main() -> None:
 
 
 def timed(act: Callable[[], object], times: int = TIMES) -> float:
-    """Seconds of one go, the slowest rank's: the median of several, after one that opens the connections."""
+    """Return the slowest rank's seconds: the median of several calls, after one that opens the connections."""
     act()
-    found = []
+    samples = []
     for _ in range(times):
         dist.barrier()
         start = time.perf_counter()
         act()
         seconds = torch.tensor(time.perf_counter() - start)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-        found.append(float(seconds))
-    return median(found)
+        samples.append(float(seconds))
+    return median(samples)
 
 
 def reduce(size: int) -> None:
-    """Over all ranks."""
+    """All-reduce `size` bytes over all ranks."""
     dist.all_reduce(torch.ones(max(1, size // 4)))
 
 
 def ping(peer: int, size: int) -> None:
-    """From rank 0 to `peer` and back; nothing on the others."""
+    """Send from rank 0 to `peer` and back; other ranks do nothing."""
     data = torch.ones(size, dtype=torch.uint8)
     if dist.get_rank() == 0:
         dist.send(data, peer)

@@ -1,6 +1,6 @@
-"""Measure operators on the device that is here, and what Python costs between them.
+"""Measure operators on this machine's device, and the cost of Python between them.
 
-python -m sandtable.lab.probes.operators INPUT OUTPUT: INPUT is a JSON list of signatures. OUTPUT gets {"rows":
+python -m sandtable.lab.probes.operators INPUT OUTPUT: INPUT is a JSON list of signatures. OUTPUT receives {"rows":
 [[signature, ns]], "standard": [[signature, ns]], "skipped": {operator: times}, "host": {...}, "device": {...}}.
 """
 
@@ -19,11 +19,11 @@ from sandtable.lab.probes.replay import MOVES, Unrunnable, make_calls
 from sandtable.lab.probes.standard import standard_signatures
 
 NO_COPY_NS = 200.0
-"""Moving a tensor to the device it is on: torch hands the same tensor back."""
+"""Moving a tensor to the device it is on: torch returns the same tensor."""
 
 
 def main() -> None:
-    """Measure all there is to measure, in one process."""
+    """Measure everything in one process."""
     source, target = sys.argv[1:]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock = clock_for(device)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(signatures: list[str], clock: Clock, device: torch.device) -> tuple[list[Any], Counter[str]]:
-    """The time of each operator that can be run here; how often each other one was met."""
+    """Time each operator that can run here, and count the others by name."""
     rows: list[Any] = []
     skipped: Counter[str] = Counter()
     with torch.no_grad():
@@ -53,7 +53,7 @@ def measure(signatures: list[str], clock: Clock, device: torch.device) -> tuple[
                 rows.append([text, NO_COPY_NS])
                 continue
             try:
-                with torch.enable_grad():  # attention's backward is autograd's
+                with torch.enable_grad():  # the backward pass of attention needs autograd
                     calls = make_calls(text, device)
                 rows.append([text, time_calls(clock, calls) * 1e9])
             except (Unrunnable, RuntimeError, TypeError, AttributeError, NotImplementedError):
@@ -62,10 +62,10 @@ def measure(signatures: list[str], clock: Clock, device: torch.device) -> tuple[
 
 
 def host_costs(clock: Clock, device: torch.device) -> dict[str, float]:
-    """Nanoseconds of Python and bookkeeping for each operator, above what the bare operator takes, by phase.
+    """Measure nanoseconds of Python and bookkeeping per operator, beyond the bare operator, by phase.
 
-    A stack of layers on almost no data: its time is all overhead. Forward runs 3 operators a layer (norm, product,
-    activation), backward 5 and the accumulation of 4 gradients, and an AdamW step 12 for each parameter.
+    A stack of layers on almost no data takes nothing but overhead. Per layer, forward runs 3 operators (norm, product,
+    activation), and backward 5 and the accumulation of 4 gradients; an AdamW step runs 12 per parameter.
     """
     num_layers, width = 16, 8
     layers = [
@@ -101,19 +101,19 @@ def host_costs(clock: Clock, device: torch.device) -> dict[str, float]:
 
 
 def describe(device: torch.device, clock: Clock) -> dict[str, Any]:
-    """What the device is."""
+    """Describe the device, with the fields of `MeasuredDevice`."""
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         return {
             "type": "cuda",
-            "name": found.name,
+            "name": properties.name,
             "vendor": "amd" if torch.version.hip else "nvidia",
-            "capability": [found.major, found.minor],
-            "num_sms": found.multi_processor_count,
-            "memory_bytes": found.total_memory,
-            "l2_bytes": found.L2_cache_size,
-            "shared_per_block_bytes": getattr(found, "shared_memory_per_block_optin", 49152),
-            "shared_per_sm_bytes": getattr(found, "shared_memory_per_multiprocessor", 49152),
+            "capability": [properties.major, properties.minor],
+            "num_sms": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "l2_bytes": properties.L2_cache_size,
+            "shared_per_block_bytes": getattr(properties, "shared_memory_per_block_optin", 49152),
+            "shared_per_sm_bytes": getattr(properties, "shared_memory_per_multiprocessor", 49152),
             "threads": 1,
             "share": 1.0,
         }
@@ -131,7 +131,7 @@ def describe(device: torch.device, clock: Clock) -> dict[str, Any]:
 
 
 def cache_bytes() -> int:
-    """The largest cache of the first processor, as Linux tells it; 1 MiB where it does not."""
+    """Return the largest cache of the first processor, as Linux reports it; 1 MiB if it does not."""
     sizes = [1 << 20]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text().strip()
@@ -140,7 +140,7 @@ def cache_bytes() -> int:
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux tells it."""
+    """Return the processor's name, as Linux reports it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""Operators as a trace names them, made real again: tensors of the recorded shapes, and a call of the same operator."""
+"""Call a trace's operators again, on tensors of the recorded shapes."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import torch
 Call = Callable[[], Any]
 
 ROTATION_BYTES = 16 << 20
-"""Inputs are dealt from as many copies as fill this, so that they are not always found in the cache."""
+"""Calls rotate through enough copies of the inputs to fill this, so that the cache does not always hold them."""
 
 ATTENTION = {
     "aten::_scaled_dot_product_efficient_attention",
@@ -21,11 +21,11 @@ MOVES = {"copy::host_to_device", "copy::device_to_host", "copy::device_to_device
 
 
 class Unrunnable(Exception):
-    """An operator that cannot be called here from what its signature says."""
+    """An operator that cannot be called here from its signature alone."""
 
 
 def make_calls(text: str, device: torch.device) -> list[Call]:
-    """Calls of the operator with signature `text`, each with inputs of its own, to be gone round."""
+    """Return calls of the operator with signature `text`, each with its own inputs, to cycle through."""
     data = json.loads(text)
     specs = [row for row in data["in"] if row is not None]
     size = sum(math.prod(row[1]) * 4 for row in specs)
@@ -34,7 +34,7 @@ def make_calls(text: str, device: torch.device) -> list[Call]:
 
 
 def make_call(data: dict[str, Any], specs: list[Any], device: torch.device) -> Call:
-    """One call, with inputs made for it."""
+    """Return one call with its own inputs."""
     name = data["op"].partition(".")[0]
     limit = index_limit(specs)
     tensors = [make_tensor(row, device, limit) for row in specs]
@@ -54,31 +54,31 @@ def make_call(data: dict[str, Any], specs: list[Any], device: torch.device) -> C
 
 
 def make_tensor(row: Any, device: torch.device, limit: int) -> torch.Tensor:
-    """A tensor of one recorded geometry; floats near one, and integers that are valid indices everywhere."""
-    dtype_name, shape, strides, place = row
+    """Create a tensor of a recorded geometry: floats near one, or integers that are valid indices everywhere."""
+    dtype_name, shape, strides, device_name = row
     dtype = getattr(torch, dtype_name)
-    where = torch.device("cpu") if place == "cpu" else device
+    target = torch.device("cpu") if device_name == "cpu" else device
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
     if dtype.is_floating_point:
-        flat = torch.rand(extent, device=where).add_(0.5).to(dtype)
+        flat = torch.rand(extent, device=target).add_(0.5).to(dtype)
     elif dtype == torch.bool:
-        flat = torch.rand(extent, device=where) > 0.5
+        flat = torch.rand(extent, device=target) > 0.5
     else:
-        flat = torch.randint(0, limit, (extent,), device=where).to(dtype)
+        flat = torch.randint(0, limit, (extent,), device=target).to(dtype)
     return flat.as_strided(shape, strides)
 
 
 def index_limit(specs: list[Any]) -> int:
-    """A number below which an integer indexes any dimension of any of the tensors."""
+    """Return a bound below which an integer is a valid index into every dimension of every tensor."""
     floats = [row for row in specs if row[0].startswith(("float", "bfloat"))]
     return max(1, min((n for row in floats for n in row[1] if n > 1), default=2))
 
 
 def attention_call(name: str, tensors: list[torch.Tensor], args: list[Any]) -> Call:
-    """Attention as this device would do it, whichever kernel the recorded device had."""
+    """Return a call of attention as this device runs it, whichever kernel the recorded device used."""
     backward = name.endswith("_backward")
-    q, k, v = (each.detach().requires_grad_(backward) for each in (tensors[1:4] if backward else tensors[:3]))
-    causal = any(each is True for each in args)
+    q, k, v = (tensor.detach().requires_grad_(backward) for tensor in (tensors[1:4] if backward else tensors[:3]))
+    causal = any(argument is True for argument in args)
 
     def forward() -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -90,13 +90,13 @@ def attention_call(name: str, tensors: list[torch.Tensor], args: list[Any]) -> C
 
 
 def copy_call(data: dict[str, Any], tensors: list[torch.Tensor], device: torch.device) -> Call:
-    """A copy into a tensor that is there; its source is the last input."""
+    """Return a copy of the last input into an existing tensor."""
     target = make_tensor(data["out"][0], device, 2)
     return lambda: target.copy_(tensors[-1])
 
 
 def fit(packet: Any, words: list[Any], tensors: list[torch.Tensor]) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The overload that takes these arguments, with the arguments it takes."""
+    """Return the overload that takes these arguments, with the arguments bound to it."""
     for overload_name in packet.overloads():
         overload = getattr(packet, overload_name)
         try:
@@ -109,14 +109,16 @@ def fit(packet: Any, words: list[Any], tensors: list[torch.Tensor]) -> tuple[Any
 
 
 def bind(schema: Any, words: list[Any], tensors: list[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments in the schema's order: tensors and lists of them are dealt out, scalars that were not kept are 1."""
+    """Bind arguments in the schema's order: assign tensors and lists of them, and use 1 for unrecorded scalars."""
     if len(words) > len(schema):
         raise Unrunnable("more arguments than the overload takes")
-    deal = Deal(tensors, [str(argument.type) for argument, word in zip(schema, words, strict=False) if word == "t"])
+    assigned = TensorArguments(
+        tensors, [str(argument.type) for argument, word in zip(schema, words, strict=False) if word == "t"]
+    )
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument, word in zip(schema, words, strict=False):
-        value = deal.next(str(argument.type)) if word == "t" else 1 if word == "s" else word
+        value = assigned.next(str(argument.type)) if word == "t" else 1 if word == "s" else word
         if not argument.kwarg_only:
             args.append(value)
         elif value is not None:
@@ -124,8 +126,8 @@ def bind(schema: Any, words: list[Any], tensors: list[torch.Tensor]) -> tuple[li
     return args, kwargs
 
 
-class Deal:
-    """Tensors, dealt to arguments of these kinds: lists share what single ones leave, optional ones may go without."""
+class TensorArguments:
+    """Assigns tensors to arguments of these kinds: lists divide what single ones leave, optional ones may get none."""
 
     def __init__(self, tensors: list[torch.Tensor], kinds: list[str]) -> None:
         if not all("Tensor" in kind for kind in kinds):
@@ -142,7 +144,7 @@ class Deal:
         self.left = iter(tensors)
 
     def next(self, kind: str) -> Any:
-        """The value of the next argument."""
+        """Return the value of the next argument."""
         if "List" in kind:
             return [next(self.left) for _ in range(self.length)]
         if "Optional" in kind and self.absent:

@@ -1,4 +1,4 @@
-"""A set of operators that says how fast a device is: products by type and size, and streams of memory."""
+"""A standard set of operators that shows how fast a device is: matrix products, and memory-bound operators."""
 
 import json
 
@@ -7,14 +7,14 @@ STREAM_ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 
 
 def standard_signatures() -> list[str]:
-    """Matrix products, elementwise and row-wise operators, an embedding and a convolution."""
-    found = [mm(size, dtype) for dtype, sizes in MM_SIZES.items() for size in sizes]
+    """Return matrix products, elementwise and row-wise operators, an embedding and a convolution."""
+    signatures = [mm(size, dtype) for dtype, sizes in MM_SIZES.items() for size in sizes]
     for count in STREAM_ELEMENTS:
         rows, width = max(1, count // 256), 256
         tensor = spec("float32", [rows, width])
         vector = spec("float32", [width])
         column = spec("float32", [rows, 1])
-        found += [
+        signatures += [
             sign("aten::mul", [tensor, tensor], [tensor], ["t", "t"]),
             sign("aten::gelu", [tensor], [tensor], ["t", "tanh"]),
             sign("aten::_softmax", [tensor], [tensor], ["t", 1, False]),
@@ -28,18 +28,18 @@ def standard_signatures() -> list[str]:
         ]
     image, kernel = spec("float32", [8, 32, 32, 32]), spec("float32", [32, 32, 3, 3])
     args: list[object] = ["t", "t", None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1]
-    found.append(sign("aten::convolution", [image, kernel], [image], args))
-    return found
+    signatures.append(sign("aten::convolution", [image, kernel], [image], args))
+    return signatures
 
 
 def mm(size: int, dtype: str) -> str:
-    """A square matrix product."""
+    """Return the signature of a square matrix product."""
     square = spec(dtype, [size, size])
     return sign("aten::mm", [square, square], [square], ["t", "t"])
 
 
 def spec(dtype: str, shape: list[int]) -> list[object]:
-    """A dense tensor."""
+    """Return the geometry of a dense tensor."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]
@@ -47,5 +47,5 @@ def spec(dtype: str, shape: list[int]) -> list[object]:
 
 
 def sign(op: str, inputs: list[object], outputs: list[object], args: list[object]) -> str:
-    """The signature's text."""
+    """Return the text of a signature."""
     return json.dumps({"op": op, "in": inputs, "out": outputs, "args": args})

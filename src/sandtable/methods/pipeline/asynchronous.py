@@ -1,13 +1,13 @@
-"""Asynchronous 1F1B: every stage goes on with the next minibatch while earlier ones are still on their way.
+"""Asynchronous 1F1B: every stage starts the next minibatch while earlier ones are still in flight.
 
-Each call of `step` is, for a rank whose turn it is, one forward pass and, once as many minibatches are under way as the
-pipeline is deep from here on, one backward pass of the oldest:
+Each call of `step` does, on a rank whose turn it is, one forward pass. Once the pipeline from here on is full, it also
+does one backward pass, of the oldest minibatch in flight:
 
-    stage 0     F0 F1 F2    B0 F3    B1 F4    B2 ...        three under way
+    stage 0     F0 F1 F2    B0 F3    B1 F4    B2 ...        three in flight
     stage 1        F0 F1 B0    F2 B1    F3 B2 ...           two
     stage 2           F0 B0    F1 B1    F2 B2 ...           one
 
-`Rule` says which version of the weights each minibatch meets, and how many minibatches make an update.
+A `VersionRule` determines which version of the weights each minibatch uses, and how many minibatches make an update.
 """
 
 from collections import deque
@@ -20,41 +20,41 @@ from torch import Tensor
 
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline.compute import fitting, forward
-from sandtable.methods.pipeline.driver import Batch, Driver, Setup
+from sandtable.methods.pipeline.driver import Batch, PipelineSetup, ScheduleDriver
 from sandtable.methods.pipeline.forms import Form, as_tuple, forms_of
-from sandtable.methods.pipeline.rule import Rule
-from sandtable.methods.pipeline.splitting import Part, split, to_device
+from sandtable.methods.pipeline.splitting import BatchSlice, split, to_device
+from sandtable.methods.pipeline.version_rules import VersionRule
 from sandtable.methods.pipeline.versions import Version, Versions
 
 __all__ = ["AsynchronousDriver"]
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _InFlight:
     """A minibatch between its forward and its backward pass."""
 
     minibatch: int
     version: Version
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    """On the last stage, the loss."""
+    """The loss, on the last stage."""
 
 
-class AsynchronousDriver(Driver):
-    """One stage. Minibatches are numbered from the last time the pipeline was empty; so are versions."""
+class AsynchronousDriver(ScheduleDriver):
+    """Runs one stage. Minibatches and versions are numbered from the last time the pipeline was empty."""
 
-    def __init__(self, setup: Setup, rule: Rule, *, parts: int = 1) -> None:
-        """`parts`: into how many a batch is cut; their gradients add up to that of the batch."""
+    def __init__(self, setup: PipelineSetup, rule: VersionRule, *, parts: int = 1) -> None:
+        """Cut each batch into `parts`, whose gradients add up to that of the batch."""
         self._setup = setup
         self._rule = rule
         self._parts = parts
         ((self._stage, self._module),) = setup.modules.items()
         self._replicas = len(setup.layout.ranks(self._stage))
-        self._versions = Versions(self._module, setup.optimizer, on_gradient=setup.averaging.tick)
-        self._under_way: deque[_UnderWay] = deque()
+        self._versions = Versions(self._module, setup.optimizer, on_gradient=setup.averaging.note_gradient)
+        self._in_flight: deque[_InFlight] = deque()
         self._begun = 0
         self._done = (0, 0)
-        """Minibatches and updates of the times before."""
+        """Minibatches and updates before the pipeline was last empty."""
         self._forms_seen: set[tuple[Form | None, ...]] = set()
 
     @property
@@ -69,11 +69,11 @@ class AsynchronousDriver(Driver):
         return torch.stack(known).sum() if known else None
 
     def drain(self) -> None:
-        """Finish what is under way; afterwards the next minibatch is number 0 of an empty pipeline."""
+        """Finish what is in flight; afterwards the next minibatch is number 0 of an empty pipeline."""
         if not self._begun:
             return
         self._send_ends()
-        while self._under_way:
+        while self._in_flight:
             self._backward(is_drain=True)
         if self._last_turn_before(self._begun) < self._first_of_update(self._begun - 1):
             self._end_round(self._begun - 1, is_drain=True)
@@ -93,8 +93,8 @@ class AsynchronousDriver(Driver):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._done = tuple(state["done"])
 
-    def _one(self, part: Part) -> Tensor | None:
-        """Begin one minibatch, and finish the oldest if enough are under way."""
+    def _one(self, part: BatchSlice) -> Tensor | None:
+        """Begin one minibatch, and finish the oldest if enough are in flight."""
         layout, minibatch = self._setup.layout, self._begun
         self._begun += 1
         turn = layout.next_turn(self._setup.rank, self._stage, minibatch)
@@ -102,11 +102,11 @@ class AsynchronousDriver(Driver):
         if turn != minibatch:
             return None
         loss = self._forward(minibatch, part)
-        if len(self._under_way) == layout.in_flight(self._stage):
+        if len(self._in_flight) == layout.in_flight(self._stage):
             self._backward()
         return loss
 
-    def _forward(self, minibatch: int, part: Part) -> Tensor | None:
+    def _forward(self, minibatch: int, part: BatchSlice) -> Tensor | None:
         inputs = self._inputs(minibatch, part)
         needed = self._rule.version(self._stage, minibatch)
         if self._versions.latest < needed:
@@ -124,10 +124,10 @@ class AsynchronousDriver(Driver):
             peer = setup.layout.rank_for(self._stage + 1, minibatch)
             setup.links.activations_out.send(peer, minibatch, outputs)
             setup.links.gradients_in.expect(minibatch, peer)
-        self._under_way.append(_UnderWay(minibatch, version, inputs, outputs))
+        self._in_flight.append(_InFlight(minibatch, version, inputs, outputs))
         return None if loss is None else loss.detach()
 
-    def _inputs(self, minibatch: int, part: Part) -> tuple[Tensor, ...]:
+    def _inputs(self, minibatch: int, part: BatchSlice) -> tuple[Tensor, ...]:
         setup = self._setup
         if setup.holds_first:
             return to_device(as_tuple(part.inputs), setup.device)
@@ -162,15 +162,15 @@ class AsynchronousDriver(Driver):
         return output
 
     def _backward(self, *, is_drain: bool = False) -> None:
-        """Of the oldest minibatch under way; an update if it was this rank's last one for that."""
-        each = self._under_way.popleft()
-        setup, minibatch = self._setup, each.minibatch
+        """Run the backward pass of the oldest minibatch, and update if it was this rank's last one for the update."""
+        oldest = self._in_flight.popleft()
+        setup, minibatch = self._setup, oldest.minibatch
         gradients: Sequence[Tensor | None] = ()
         if not setup.holds_last:
             what = f"the gradient of minibatch {self._done[0] + minibatch}"
             gradients = setup.links.gradients_in.take(minibatch, what=what).tensors
         completes = (minibatch + self._replicas) // self._per_update > minibatch // self._per_update or (
-            is_drain and not self._under_way
+            is_drain and not self._in_flight
         )
         if completes:
             setup.averaging.begin_last_pass()
@@ -178,30 +178,30 @@ class AsynchronousDriver(Driver):
             stage=self._stage,
             minibatch=self._done[0] + minibatch,
             is_forward=False,
-            version=self._done[1] + each.version.number,
+            version=self._done[1] + oldest.version.number,
         ):
-            _run_backward(each.outputs, gradients)
+            _run_backward(oldest.outputs, gradients)
         if not setup.holds_first:
             peer = setup.layout.rank_for(self._stage - 1, minibatch)
             setup.links.gradients_out.send(
-                peer, minibatch, [tensor.grad for tensor in each.inputs if tensor.requires_grad]
+                peer, minibatch, [tensor.grad for tensor in oldest.inputs if tensor.requires_grad]
             )
-        self._versions.release(each.version)
+        self._versions.release(oldest.version)
         if completes:
             self._end_round(minibatch, is_drain=is_drain)
 
     def _end_round(self, minibatch: int, *, is_drain: bool) -> None:
-        """All gradients of this rank for the update to which the minibatch belongs are there."""
+        """Submit this rank's gradients, which are complete, for the update to which the minibatch belongs."""
         size = self._per_update
         if is_drain:
             size = min(size, self._begun - self._first_of_update(minibatch))
         self._setup.ties.send()
-        # Parts of a batch are weighed already.
+        # Parts of a batch are weighted already.
         self._setup.averaging.end_round(minibatches=1 if self._parts > 1 else size)
         self._settle(self._rule.delay(self._stage), is_drain=is_drain)
 
     def _settle(self, num_pending: int, *, is_drain: bool = False) -> None:
-        """Make updates until so many are left to be made later."""
+        """Make updates until only `num_pending` are left for later."""
         while self._setup.averaging.num_pending > num_pending:
             latest = self._versions.latest
             following = self._setup.layout.next_turn(self._setup.rank, self._stage, self._begun)
@@ -222,7 +222,7 @@ class AsynchronousDriver(Driver):
         return following - self._replicas
 
     def _send_ends(self) -> None:
-        """The next stage expects a minibatch more than there are: whoever would have sent it says so."""
+        """Notify the next stage that the minibatch it expects will not come, if this rank would have sent it."""
         setup, layout = self._setup, self._setup.layout
         if setup.holds_last:
             return
@@ -233,7 +233,7 @@ class AsynchronousDriver(Driver):
 
 
 def _run_backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """`gradients` are of the outputs that want one; without any, the output is the loss."""
+    """Run autograd from the outputs that need a gradient; without `gradients`, the output is the loss."""
     wanting = [output for output in outputs if output.requires_grad]
     if not gradients:
         given: list[Tensor | None] = [None] * len(wanting)

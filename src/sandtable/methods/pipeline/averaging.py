@@ -1,9 +1,9 @@
 """Averaging among replicas: the ranks that hold the same stage make every update together.
 
-In each round every replica brings its gradient, all get the mean, and their optimizers make the same step. As soon as
-the backward pass has filled a bucket it leaves, while the pass goes on; a round may be settled later, when others have
-come as far, while gradients of the next one are already collected. With a `data_group` there are several pipelines,
-each on data of its own, and the mean is over those as well.
+In each round every replica contributes its gradient, all get the mean, and their optimizers make the same step. A
+bucket is sent as soon as the backward pass has filled it, while the pass continues. A round may be settled later, when
+the others have come as far, while gradients of the next round already accumulate. With a `data_group` there are several
+pipelines, each on its own data, and the mean is over those as well.
 """
 
 from collections import deque
@@ -15,11 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from sandtable.methods.buckets import bucket_sizes
-from sandtable.methods.compression import NoCompression
-from sandtable.methods.flat import Vector, flatten
 from sandtable.methods.pipeline.links import Links
-from sandtable.methods.pipeline.porter import Porter
+from sandtable.methods.pipeline.task_thread import TaskThread
+from sandtable.methods.transport.buckets import bucket_sizes
+from sandtable.methods.transport.vectors import Vector, flatten
 from sandtable.units import MIB
 
 __all__ = ["Averaging"]
@@ -28,13 +27,15 @@ _BUCKET_BYTES = 25 * MIB
 
 
 class _Round:
-    """Gradients of one update on their way: in buckets, or as they are where there is nobody to share them with."""
+    """Gradients of one update: in buckets, or unchanged where no other replica shares them."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, is_shared: bool) -> None:
         self.parameters = parameters
-        sizes = bucket_sizes(NoCompression(), _BUCKET_BYTES)
+        sizes = bucket_sizes(_BUCKET_BYTES)
         self.buckets = flatten(reversed(parameters), sizes=sizes, flags=True) if is_shared else []
-        self.bucket_of = {id(each): number for number, bucket in enumerate(self.buckets) for each in bucket.parameters}
+        self.bucket_of = {
+            id(parameter): number for number, bucket in enumerate(self.buckets) for parameter in bucket.parameters
+        }
         self.clear()
 
     def clear(self) -> None:
@@ -44,11 +45,11 @@ class _Round:
         self.gradients: list[Tensor | None] = []
 
     @property
-    def has_left(self) -> bool:
+    def is_sent(self) -> bool:
         return len(self.futures) == len(self.buckets)
 
     def divide(self, divisor: float) -> None:
-        """Put the mean where the gradients are."""
+        """Write the mean to the parameters' gradients."""
         for parameter, gradient in zip(self.parameters, self.gradients, strict=False):
             parameter.grad = gradient if gradient is None or divisor == 1 else gradient.div_(divisor)
         for bucket in self.buckets:
@@ -58,7 +59,7 @@ class _Round:
 
 
 class Averaging:
-    """The gradients of some parameters, added up over the replicas of a stage and over other pipelines."""
+    """Averages the gradients of some parameters over the replicas of a stage and over other pipelines."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], links: Links, *, device: torch.device) -> None:
         self._parameters = list(parameters)
@@ -66,7 +67,7 @@ class Averaging:
         self._wires = [wire for wire in links.sharing if wire.size > 1]
         self._watch = links.watch
         self._others = links.other_replicas
-        self._porter = Porter(device)
+        self._thread = TaskThread(device)
         self._is_last_pass = False
         self._pending: deque[_Round] = deque()
         self._spare: list[_Round] = []
@@ -74,27 +75,27 @@ class Averaging:
 
     @property
     def num_pending(self) -> int:
-        """Rounds that have ended and are not settled."""
+        """Rounds that have ended but are not settled."""
         return len(self._pending)
 
     def begin_last_pass(self) -> None:
-        """The backward pass that begins now completes the gradients of this round."""
+        """Note that the backward pass about to begin completes the gradients of this round."""
         self._is_last_pass = bool(self._wires)
 
-    def tick(self, index: int) -> None:
-        """The gradient of that parameter is in place; full buckets leave, in their order."""
+    def note_gradient(self, index: int) -> None:
+        """Note that the gradient of the parameter `index` is in place, and send full buckets, in order."""
         if not self._is_last_pass:
             return
         now = self._open
         now.missing[now.bucket_of[id(self._parameters[index])]] -= 1
-        while not now.has_left and now.missing[len(now.futures)] == 0:
+        while not now.is_sent and now.missing[len(now.futures)] == 0:
             self._dispatch()
 
     def end_round(self, *, minibatches: float) -> None:
-        """The gradients there are make a round, of so many minibatches of all replicas together, and are taken away."""
+        """Close the round with the gradients accumulated so far, of `minibatches` over all replicas, and clear them."""
         now = self._open
         now.minibatches = minibatches
-        while not now.has_left:
+        while not now.is_sent:
             self._dispatch()
         now.gradients = [] if now.buckets else [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
@@ -105,7 +106,7 @@ class Averaging:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """In here the parameters have the mean of the oldest round as gradients; none where nobody has one."""
+        """Set the parameters' gradients to the mean of the oldest round, in the block, or None if no rank has one."""
         done = self._pending.popleft()
         for future in done.futures:
             self._watch.wait(future, what="the gradients of the other replicas", suspects=self._others)
@@ -118,7 +119,7 @@ class Averaging:
         self._spare.append(done)
 
     def close(self) -> None:
-        self._porter.close()
+        self._thread.close()
 
     def _new_round(self) -> _Round:
         return self._spare.pop() if self._spare else _Round(self._parameters, is_shared=bool(self._wires))
@@ -126,7 +127,7 @@ class Averaging:
     def _dispatch(self) -> None:
         bucket = self._open.buckets[len(self._open.futures)]
         bucket.load_gradients()
-        self._open.futures.append(self._porter.submit(partial(self._add_up, bucket)))
+        self._open.futures.append(self._thread.submit(partial(self._add_up, bucket)))
 
     def _add_up(self, bucket: Vector) -> None:
         for wire in self._wires:

@@ -1,4 +1,4 @@
-"""One pass through a stage: with given weights, remembering activations or computing them again."""
+"""One pass through a stage: with given weights, keeping activations or recomputing them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,31 +12,31 @@ from torch.utils.checkpoint import checkpoint
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline.forms import Form, as_tuple, forms_of
 
-__all__ = ["Stage", "dry_run", "fitting", "forward"]
+__all__ = ["WrappedStage", "dry_run", "fitting", "forward"]
 
 
 def forward(module: nn.Module, inputs: Sequence[Tensor], *, weights: Mapping[str, Tensor], recompute: bool) -> Any:
-    """What the stage returns. `recompute`: only the inputs are kept, and the backward pass computes the rest again."""
+    """Run the stage. With `recompute`, keep only the inputs; the backward pass computes the rest again."""
     if not recompute:
         enter: Any = _Entrance.apply
-        entering = tuple(enter(each) if each.requires_grad else each for each in inputs)
+        entering = tuple(enter(tensor) if tensor.requires_grad else tensor for tensor in inputs)
         return functional_call(module, dict(weights), entering)
     is_again = False
 
     def run(*tensors: Tensor) -> Any:
         nonlocal is_again
-        # The second time statistics (BatchNorm) are written to copies: a minibatch counts once.
+        # The second time, running statistics (BatchNorm) go to copies, so that a minibatch counts once.
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()} if is_again else {}
         is_again = True
-        # A stage that begins in place must not write over what the second time begins with.
-        entering = tuple(each.clone() if each.requires_grad else each for each in tensors)
+        # A stage that begins in place must not overwrite the inputs of the second time.
+        entering = tuple(tensor.clone() if tensor.requires_grad else tensor for tensor in tensors)
         return functional_call(module, {**weights, **buffers}, entering)
 
     return checkpoint(run, *inputs, use_reentrant=False)
 
 
-class Stage(nn.Module):
-    """A stage with its own weights, as a module. `finish` makes the loss of what the last stage returns."""
+class WrappedStage(nn.Module):
+    """A stage with its own weights, for torch's schedules. `finish` computes the loss from the last stage's output."""
 
     def __init__(
         self, module: nn.Module, number: int, *, recompute: bool, finish: Callable[[Any], Tensor] | None
@@ -54,12 +54,12 @@ class Stage(nn.Module):
         self._is_tried = True
         if self._finish is not None:
             return self._finish(outputs)
-        # torch sends tensors as they lie in memory, and takes only such as lie in one piece.
-        return tuple(each.contiguous() for each in as_tuple(outputs))
+        # torch sends contiguous tensors only.
+        return tuple(output.contiguous() for output in as_tuple(outputs))
 
 
 def dry_run(module: nn.Module, inputs: Sequence[Tensor], *, device: torch.device) -> tuple[Form | None, ...]:
-    """What leaves the stage when such tensors enter it; neither its statistics nor random numbers move on."""
+    """Return the forms of what leaves the stage for such inputs, without advancing statistics or random numbers."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         return forms_of(as_tuple(forward(module, inputs, weights=buffers, recompute=False)))
@@ -67,20 +67,20 @@ def dry_run(module: nn.Module, inputs: Sequence[Tensor], *, device: torch.device
 
 @contextmanager
 def fitting(stage: int, forms: Sequence[Form | None]) -> Iterator[None]:
-    """A stage that fails on forms it has never seen is a stage that does not fit the one before it."""
+    """Report a failure in the block on new forms as a stage that does not fit the one before it."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if not forms or not stage:
             raise
         raise MethodError(
-            f"what leaves stage {stage - 1} must fit what stage {stage} takes, but that was given "
+            f"what leaves stage {stage - 1} must fit what stage {stage} takes, but stage {stage} got "
             f"{', '.join(map(str, forms))} and failed: {error}; cut the model where stages fit, or check the inputs"
         ) from error
 
 
 class _Entrance(torch.autograd.Function):
-    """The same values and memory, but no leaf: what enters a stage may be written to in place, by a ReLU say."""
+    """Same values and memory, but no leaf, so that a stage may write to its inputs in place, as ReLU can."""
 
     @staticmethod
     def forward(context: Any, tensor: Tensor) -> Tensor:

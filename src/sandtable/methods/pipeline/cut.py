@@ -1,13 +1,13 @@
-"""Cut: a model as stage modules, each of which takes what the one before it gives.
+"""Cut: split a model into stage modules, each of which takes what the one before it returns.
 
     stages = cut(model, example_inputs, boundaries=[4, "classifier"])
     for stage in stages:
         values = stage(*values)
 
-A stage takes the tensors that enter it, by position, and returns a tuple of those that leave it; the last returns what
-the model returns. A tensor that is read further behind (a skip connection) is passed through by the stages between;
-where only its shape is asked for there, a tensor without elements goes in its place.
-Parameters are the model's own, under the model's names, so that the state dicts of the stages together are the model's.
+A stage takes the tensors that enter it, by position, and returns a tuple of those that leave it; the last stage returns
+what the model returns. Stages pass on a tensor that is read further down the pipeline (a skip connection); where only
+its shape is read there, they pass on a tensor without elements instead. Parameters are the model's own, under the
+model's names, so that the state dicts of the stages together are the model's.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from sandtable.errors import MethodError
 from sandtable.methods.pipeline.trace import TracedModel, trace
 from sandtable.methods.pipeline.tracer import DTYPE, OVERWRITES
 
-__all__ = ["Crossing", "Piece", "StageModule", "TiedParameter", "cut", "tied_parameters"]
+__all__ = ["Crossing", "StageBuilder", "StageModule", "TiedParameter", "cut", "tied_parameters"]
 
 _MODES = {True: "training", False: "evaluation"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedParameter:
-    """One parameter that several stages have: its gradient is the sum of theirs."""
+    """One parameter that several stages hold: its gradient is the sum of theirs."""
 
     names: Mapping[int, str]
-    """What it is called, by the number of the stage."""
+    """Its name in each stage, by stage number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A tensor that crosses from layer to layer, or its shape alone."""
+    """A tensor that crosses from layer to layer, or only its shape."""
 
     node: fx.Node
     is_shape: bool = False
 
 
 class StageModule(fx.GraphModule):
-    """Some layers of a model in a row."""
+    """Some consecutive layers of a model."""
 
     @property
     def stage_number(self) -> int:
-        """Which of the stages it is, from 0."""
+        """Its number among the stages, from 0."""
         return int(self.meta["number"])
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of its layers."""
+        """The names of its layers."""
         return tuple(self.meta["layers"])
 
     @property
     def tied_stages(self) -> Mapping[str, tuple[int, ...]]:
-        """Parameters that other stages have as well: their names here, and the stages that have them, this one too."""
+        """Parameters that other stages hold as well: their names here, and all stages that hold them."""
         return dict(self.meta["tied"])
 
     def train(self, mode: bool = True) -> StageModule:
@@ -67,7 +67,7 @@ class StageModule(fx.GraphModule):
         if mode != only:
             raise MethodError(
                 "a model whose layers differ between training and evaluation must be cut once for each, but this stage "
-                f"was cut in {_MODES[only]} and is asked for {_MODES[mode]}; call model.train({mode}), then cut again"
+                f"was cut in {_MODES[only]} and is set to {_MODES[mode]}; call model.train({mode}), then cut again"
             )
         super().train(mode)
         return self
@@ -76,10 +76,10 @@ class StageModule(fx.GraphModule):
 def cut(
     model: nn.Module, example_inputs: Tensor | Sequence[Tensor], boundaries: Sequence[int | str] = ()
 ) -> list[StageModule]:
-    """The model in `len(boundaries) + 1` stages; at each boundary, a layer by number or name, a new stage begins.
+    """Cut the model into `len(boundaries) + 1` stages; each boundary is the layer, by number or name, that begins one.
 
-    A name may be a layer's or that of a module that contains layers, which then begins the stage. Stages that overwrite
-    a tensor that enters them (`ReLU(inplace=True)`) work on a copy.
+    A name may also be that of a module that contains layers; its first layer then begins the stage. Stages that
+    overwrite a tensor that enters them (`ReLU(inplace=True)`) work on a copy.
     """
     traced = trace(model, example_inputs)
     starts = (0, *_numbers(traced, boundaries), len(traced))
@@ -87,8 +87,8 @@ def cut(
     stages = []
     for number, (start, end) in enumerate(pairwise(starts)):
         leaving = entering[number + 1] if number + 1 < len(entering) else None
-        piece = Piece(traced, range(start, end), takes=entering[number], copies=number > 0)
-        stages.append(piece.finish(leaving))
+        builder = StageBuilder(traced, range(start, end), takes=entering[number], copies=number > 0)
+        stages.append(builder.build(leaving))
         stages[-1].meta.update(number=number, layers=traced.names[start:end], tied={})
     _adopt_the_rest(model, stages)
     for tied in tied_parameters(stages):
@@ -98,31 +98,31 @@ def cut(
 
 
 def tied_parameters(stages: Sequence[nn.Module]) -> list[TiedParameter]:
-    """Parameters that are in more than one of these stages, however these were made."""
-    found: dict[Tensor, dict[int, str]] = {}
+    """Return the parameters that more than one of the stages holds, however the stages were made."""
+    names_of: dict[Tensor, dict[int, str]] = {}
     for number, stage in enumerate(stages):
         for name, parameter in stage.named_parameters():
-            found.setdefault(parameter, {})[number] = name
-    return [TiedParameter(names=names) for names in found.values() if len(names) > 1]
+            names_of.setdefault(parameter, {})[number] = name
+    return [TiedParameter(names=names) for names in names_of.values() if len(names) > 1]
 
 
-class Piece:
-    """Some layers of a traced model on their way to be a module of their own, which takes the tensors of `takes`.
+class StageBuilder:
+    """Makes some layers of a traced model a separate module, which takes the tensors of `takes`.
 
-    With `copies`, it works on a copy of those that it overwrites: what enters a stage is not its own.
+    With `copies`, the module works on copies of those it overwrites: a stage does not own what enters it.
     """
 
     def __init__(self, traced: TracedModel, layers: range, *, takes: Sequence[Crossing], copies: bool) -> None:
         self._traced = traced
         self._graph = fx.Graph()
         self._here: dict[fx.Node, fx.Node] = {}
-        for each in takes:
-            entered = self._graph.placeholder(f"{each.node.name}_shape" if each.is_shape else each.node.name)
-            self._here[each.node] = entered
-        for each in takes:
-            if each.is_shape:
-                given = (self._here[each.node], each.node.meta[DTYPE])
-                self._here[each.node] = self._graph.call_function(of_shape, given)
+        for crossing in takes:
+            name = crossing.node.name
+            self._here[crossing.node] = self._graph.placeholder(f"{name}_shape" if crossing.is_shape else name)
+        for crossing in takes:
+            if crossing.is_shape:
+                arguments = (self._here[crossing.node], crossing.node.meta[DTYPE])
+                self._here[crossing.node] = self._graph.call_function(of_shape, arguments)
         nodes = [node for node in traced.graph.nodes if traced.layer_of.get(node) in layers]
         if copies:
             for node in self._overwritten(nodes):
@@ -130,18 +130,18 @@ class Piece:
         for node in nodes:
             self._here[node] = self._graph.node_copy(node, self._take)
 
-    def finish(self, gives: Sequence[Crossing] | None) -> StageModule:
-        """The module; it gives a tuple of these tensors, or what the model returns."""
+    def build(self, gives: Sequence[Crossing] | None) -> StageModule:
+        """Return the module; it returns a tuple of `gives`, or what the model returns."""
         if gives is None:
             result = fx.node.map_arg(self._traced.output.args[0], self._take)
         else:
-            result = tuple(self._leave(each) for each in gives)
+            result = tuple(self._leave(crossing) for crossing in gives)
         self._graph.output(result)
         names = [str(node.target) for node in self._graph.nodes if node.op in ("get_attr", "call_module")]
         for name in names:
             if hasattr(StageModule, name.partition(".")[0]):
                 raise MethodError(
-                    f"a stage keeps the model's names, so none may be one of its own, but the model has '{name}'; "
+                    f"a stage keeps the model's names, so none may clash with its own, but the model has '{name}'; "
                     f"rename '{name.partition('.')[0]}' in the model"
                 )
         module = StageModule({name: self._traced.attribute(name) for name in names}, self._graph, "Stage")
@@ -152,9 +152,9 @@ class Piece:
         return module
 
     def _take(self, node: fx.Node) -> fx.Node:
-        """The node's counterpart here; attributes and numbers are fetched when they are first needed."""
+        """Return the node's counterpart here, copying attributes and numbers when they are first needed."""
         if node not in self._here:
-            assert node not in self._traced.layer_of, f"{node} must enter the piece"
+            assert node not in self._traced.layer_of, f"{node} must enter the stage"
             self._here[node] = self._graph.node_copy(node, self._take)
         return self._here[node]
 
@@ -163,21 +163,21 @@ class Piece:
         return self._graph.call_function(shape_of, (node,)) if crossing.is_shape else node
 
     def _overwritten(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """Of what enters, and is here already."""
-        found: dict[fx.Node, None] = {}
+        """Return the nodes among those that enter which `nodes` overwrite."""
+        overwritten: dict[fx.Node, None] = {}
         for node in nodes:
-            written = [each for each in node.meta.get(OVERWRITES, ()) if each in self._here]
+            written = [target for target in node.meta.get(OVERWRITES, ()) if target in self._here]
             if len(written) > 1:
                 raise MethodError(
-                    "of tensors that share memory only one may enter a stage that overwrites it, but "
-                    f"{' and '.join(each.name for each in written)} enter before {node.name} does; "
+                    "only one of several tensors that share memory may enter a stage that overwrites it, but "
+                    f"{' and '.join(target.name for target in written)} enter before {node.name} does so; "
                     "cut elsewhere, or do not work in place there"
                 )
-            found.update(dict.fromkeys(written))
-        return list(found)
+            overwritten.update(dict.fromkeys(written))
+        return list(overwritten)
 
     def _forget_constants(self, module: StageModule) -> None:
-        """Of the buffers, only those that the model saves are saved."""
+        """Save only those buffers that the model saves."""
         saved = self._traced.model.state_dict(keep_vars=True).keys()
         for name, _ in list(module.named_buffers()):
             owner, _, last = name.rpartition(".")
@@ -186,12 +186,12 @@ class Piece:
 
 
 def _adopt_the_rest(model: nn.Module, stages: Sequence[StageModule]) -> None:
-    """What the model saves and no layer reads goes where the same tensor is, or to the last stage."""
+    """Put what the model saves but no layer reads where the same tensor is, or into the last stage."""
     own = [stage.state_dict(keep_vars=True) for stage in stages]
     for name, value in model.state_dict(keep_vars=True).items():
-        if isinstance(value, Tensor) and not any(name in each for each in own):
-            number = next((k for k, each in enumerate(own) if any(value is one for one in each.values())), -1)
-            _adopt(stages[number], name, value)
+        if isinstance(value, Tensor) and not any(name in state for state in own):
+            holders = (at for at, state in enumerate(own) if any(value is tensor for tensor in state.values()))
+            _adopt(stages[next(holders, -1)], name, value)
 
 
 def _adopt(stage: nn.Module, name: str, value: Tensor) -> None:
@@ -207,37 +207,37 @@ def _adopt(stage: nn.Module, name: str, value: Tensor) -> None:
 
 
 def shape_of(tensor: Tensor) -> Tensor:
-    """A tensor without elements that has the other's shape, and a dimension of 0 behind it."""
+    """Return a tensor without elements: the shape of the other, with a dimension of 0 appended."""
     return tensor.new_empty((*tensor.shape, 0), dtype=torch.int8)
 
 
 def of_shape(shape: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor to ask for the shape that `shape_of` kept; all its elements are one."""
+    """Return a tensor of the shape that `shape_of` kept; all its elements share one."""
     return torch.empty((), dtype=dtype, device=shape.device).expand(shape.shape[:-1])
 
 
 def _entering(traced: TracedModel, start: int) -> list[Crossing]:
-    """What is made before layer `start` and read by it or a later one; the first stage takes all inputs."""
+    """Return what is made before layer `start` and read by it or a later one; the first stage takes all inputs."""
     if start == 0:
         return [Crossing(node=node) for node in traced.inputs]
     values, shapes = traced.readers(), traced.readers(of_shapes=True)
     made = [node for node in traced.graph.nodes if traced.layer_of.get(node, start) < start]
-    found = []
+    crossings = []
     for node in (*traced.inputs, *made):
         if max(values.get(node, {-1})) >= start:
-            found.append(Crossing(node=node))
+            crossings.append(Crossing(node=node))
         elif max(shapes.get(node, {-1})) >= start:
-            found.append(Crossing(node=node, is_shape=True))
-    return found
+            crossings.append(Crossing(node=node, is_shape=True))
+    return crossings
 
 
 def _numbers(traced: TracedModel, boundaries: Sequence[int | str]) -> list[int]:
-    """Boundaries as numbers of layers, checked."""
+    """Return the boundaries as layer numbers, checked."""
     count = len(traced)
     if len(boundaries) >= count:
         hint = "; ".join(f"module '{path}' is one layer, since {reason}" for path, reason in traced.whole.items())
         raise MethodError(
-            f"there must be no more stages than layers, but {len(boundaries) + 1} stages were asked of {count} layers "
+            f"there must be no more stages than layers, but there are {len(boundaries) + 1} stages for {count} layers "
             f"({', '.join(traced.names[:8])}{', ...' if count > 8 else ''}); give fewer boundaries"
             f"{f'; {hint}' if hint else ''}"
         )
@@ -246,7 +246,7 @@ def _numbers(traced: TracedModel, boundaries: Sequence[int | str]) -> list[int]:
         if after <= before:
             raise MethodError(
                 f"every stage must have a layer, but none is left between boundaries {before} and {after} of "
-                f"{list(boundaries)}; give rising numbers from 1 to {count - 1}"
+                f"{list(boundaries)}; give increasing numbers from 1 to {count - 1}"
             )
     return numbers
 
@@ -259,11 +259,11 @@ def _number(traced: TracedModel, boundary: int | str) -> int:
                 return number
         raise MethodError(
             f"a boundary must be the name of a layer, but '{boundary}' is not among "
-            f"{', '.join(traced.names[:8])}{', ...' if count > 8 else ''}; trace(model, inputs).names has all"
+            f"{', '.join(traced.names[:8])}{', ...' if count > 8 else ''}; trace(model, inputs).names lists all"
         )
     if not 0 < boundary < count:
         raise MethodError(
-            f"a boundary must be the number of a layer behind the first, but got {boundary} of {count} layers; "
+            f"a boundary must be the number of a layer after the first, but got {boundary} of {count} layers; "
             f"try 1 to {count - 1}"
         )
     return boundary

@@ -1,4 +1,4 @@
-"""What a schedule gets to work with, and what it must do."""
+"""Schedule drivers: what carries a schedule out on one rank, and what it works with."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sandtable.methods.pipeline.averaging import Averaging
-from sandtable.methods.pipeline.layout import Layout
+from sandtable.methods.pipeline.layout import StageLayout
 from sandtable.methods.pipeline.links import Links
 from sandtable.methods.pipeline.record import PipelineRecord
 from sandtable.methods.pipeline.ties import Ties
 
-__all__ = ["Batch", "Driver", "Loss", "Setup"]
+__all__ = ["Batch", "Loss", "PipelineSetup", "ScheduleDriver"]
 
 Batch = Tensor | Sequence[Tensor]
 Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class PipelineSetup:
     """This rank's part of a pipeline. Ranks are those of the pipeline's group."""
 
-    layout: Layout
+    layout: StageLayout
     rank: int
     modules: Mapping[int, nn.Module]
     """The stages held here, by number."""
@@ -47,24 +47,24 @@ class Setup:
         return self.layout.num_stages - 1 in self.modules
 
 
-class Driver(ABC):
+class ScheduleDriver(ABC):
     """Carries a schedule out on one rank."""
 
     @abstractmethod
     def step(self, inputs: Batch | None, targets: Any) -> Tensor | None:
-        """One minibatch more; the loss where it is known."""
+        """Train on one more minibatch; return the loss where it is known."""
 
-    def drain(self) -> None:  # noqa: B027  nothing is under way between steps, unless a driver says so
-        """Finish what is under way. All ranks call it."""
+    def drain(self) -> None:  # noqa: B027  nothing is in flight between steps, unless a driver overrides this
+        """Finish what is in flight. All ranks call it."""
 
     @property
     def most_versions_held(self) -> int:
-        """How many versions of its weights this rank ever held at a time."""
+        """Return the largest number of weight versions this rank has held at once."""
         return 1
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What the next steps depend on beside weights and optimizer, when nothing is under way."""
+        """Return what the next steps depend on besides weights and optimizer, when nothing is in flight."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

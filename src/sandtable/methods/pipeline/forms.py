@@ -1,4 +1,4 @@
-"""Forms: what a tensor looks like without its values. The label on a parcel, sent once for each kind of parcel."""
+"""Forms: what a tensor looks like without its values. A sender sends each form once per peer, like a label."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,19 +53,19 @@ def forms_of(tensors: Iterable[Tensor | None]) -> tuple[Form | None, ...]:
 
 
 def as_tuple(values: Any, *, what: str = "what leaves a stage") -> tuple[Tensor, ...]:
-    """Tensors in a row; anything else cannot go to another rank, nor enter a stage by position."""
-    found = tuple(values) if isinstance(values, tuple | list) else (values,)
-    strangers = [type(each).__name__ for each in found if not isinstance(each, Tensor)]
-    if strangers:
+    """Return the tensors as a tuple; anything else can neither go to another rank nor enter a stage by position."""
+    tensors = tuple(values) if isinstance(values, tuple | list) else (values,)
+    others = [type(value).__name__ for value in tensors if not isinstance(value, Tensor)]
+    if others:
         raise MethodError(
-            f"{what} must be a tensor or a tuple of tensors, but got {', '.join(strangers)}"
-            f"{' among them' if len(found) > 1 else ''}; leave out what is no tensor, and give tensors by position"
+            f"{what} must be a tensor or a tuple of tensors, but got {', '.join(others)}"
+            f"{' among them' if len(tensors) > 1 else ''}; leave out what is no tensor, and give tensors by position"
         )
-    return found
+    return tensors
 
 
 def encode(forms: Sequence[Form | None]) -> list[int]:
-    """As numbers, to be sent."""
+    """Return the forms as numbers, to be sent."""
     numbers: list[int] = []
     for form in forms:
         if form is None:

@@ -1,27 +1,27 @@
-"""Passes: one minibatch through the layers of a model, one by one, and back, each of them timed.
+"""Layer passes: run one minibatch through the layers of a model one by one, forward and backward, and time each.
 
-What a layer reads is cut off from the layers before, so that its backward pass begins and ends with it. Gradients are
-carried from layer to layer by hand, and nothing is kept that training would not keep.
+Each layer's inputs are detached from the layers before, so that its backward pass begins and ends with it. Gradients
+are carried from layer to layer by hand, and nothing is kept that training would not keep.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sandtable.errors import MethodError
-from sandtable.methods.pipeline.clocks import Clock
-from sandtable.methods.pipeline.cut import Crossing, Piece
+from sandtable.methods.pipeline.cut import Crossing, StageBuilder
 from sandtable.methods.pipeline.trace import TracedModel
 from sandtable.methods.pipeline.tracer import OVERWRITES, tensors_in
 
-__all__ = ["Loss", "Runner", "SingleLayer"]
+__all__ = ["DeviceClock", "HostClock", "Loss", "Runner", "SingleLayer"]
 
 Loss = Callable[[Any], Tensor]
 Readers = Mapping[fx.Node, set[int]]
@@ -31,34 +31,74 @@ Span = tuple[Any, Any]
 T = TypeVar("T")
 
 
+class Clock(Protocol):
+    """Takes marks on a device, and returns the seconds between two of them."""
+
+    def mark(self) -> Any: ...
+
+    def seconds(self, span: tuple[Any, Any]) -> float: ...
+
+    def wait(self) -> None:
+        """Wait until all marks have been reached."""
+
+
+class HostClock:
+    """The host's own clock, for work on the CPU."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, span: tuple[float, float]) -> float:
+        return span[1] - span[0]
+
+    def wait(self) -> None: ...
+
+
+class DeviceClock:
+    """Events on the stream. On virtual GPUs `sandtable.plan` looks up their times, in the order of recording."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, span: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
+        return float(span[0].elapsed_time(span[1])) / 1e3
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+
 class Runner:
-    """Carries a minibatch through all layers, one by one, and back."""
+    """Runs a minibatch through all layers, one by one, forward and backward."""
 
     def __init__(self, traced: TracedModel, loss: Loss | None, clock: Clock) -> None:
         self._inputs, self._loss, self._clock = traced.inputs, loss, clock
-        readers, askers = traced.readers(), traced.readers(of_shapes=True)
-        every = [SingleLayer.of(traced, k, readers=readers, askers=askers) for k in range(len(traced) + 1)]
-        *self.layers, self._end = every
+        readers, shape_readers = traced.readers(), traced.readers(of_shapes=True)
+        *self.layers, self._end = (
+            SingleLayer.of(traced, number, readers=readers, shape_readers=shape_readers)
+            for number in range(len(traced) + 1)
+        )
 
     def run(self, inputs: Sequence[Tensor], tick: Callable[[], None]) -> list[tuple[float, float]]:
-        """Seconds forward and backward of each layer; those of the loss are in the last one's."""
-        values = {node: each.clone() for node, each in zip(self._inputs, inputs, strict=True)}
+        """Return the seconds forward and backward of each layer; the loss counts for the last one."""
+        values = {node: tensor.clone() for node, tensor in zip(self._inputs, inputs, strict=True)}
         gradients: dict[fx.Node, Tensor] = {}
         passes = [_Pass(layer) for layer in self.layers]
         end = _Pass(self._end)
         forward, backward = [], []
-        for each in passes:
-            each.enter(values)
-            forward.append(self._timed(partial(each.forward, values))[0])
+        for layer_pass in passes:
+            layer_pass.enter(values)
+            forward.append(self._timed(partial(layer_pass.forward, values))[0])
             tick()
         end.enter(values)
         span, ones = self._timed(partial(end.finish, self._loss))
         forward.append(span)
         backward.append(self._timed(partial(end.backward, ones, gradients))[0])
         while passes:
-            each = passes.pop()
-            given = [gradients.pop(node, None) for node in each.gives]
-            backward.append(self._timed(partial(each.backward, given, gradients))[0])
+            layer_pass = passes.pop()
+            given = [gradients.pop(node, None) for node in layer_pass.gives]
+            backward.append(self._timed(partial(layer_pass.backward, given, gradients))[0])
             tick()
         return self._seconds(forward, backward[::-1])
 
@@ -71,7 +111,7 @@ class Runner:
         return seconds
 
     def _timed(self, work: Callable[[], T]) -> tuple[Span, T]:
-        """When the work began and ended, and what it gave."""
+        """Return when the work began and ended, and its result."""
         begin = self._clock.mark()
         result = work()
         return (begin, self._clock.mark()), result
@@ -79,31 +119,33 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SingleLayer:
-    """One layer as a module of its own, and the nodes of the tensors it reads and gives."""
+    """One layer as a separate module, and the nodes of the tensors it takes and returns."""
 
     module: nn.Module
     takes: tuple[fx.Node, ...]
     gives: tuple[fx.Node, ...]
     hands_on: tuple[fx.Node, ...]
-    """Of those it gives, the ones that are read; of the others somebody asks for the shape."""
+    """Those it gives whose values are read; of the others only the shape is."""
     reads_last: tuple[fx.Node, ...]
-    """Of those it takes, the ones that nobody takes after it."""
+    """Those it takes that no later layer takes."""
     overwrites: frozenset[fx.Node]
 
     @classmethod
-    def of(cls, traced: TracedModel, number: int, *, readers: Readers, askers: Readers) -> SingleLayer:
-        """The layer of that number, by who reads what and who asks for which shapes.
+    def of(cls, traced: TracedModel, number: int, *, readers: Readers, shape_readers: Readers) -> SingleLayer:
+        """Return the layer of that number, given which layers read which tensors and which shapes.
 
-        Behind the last layer there is one that only puts the model's result together.
+        After the last layer comes one that only assembles the model's result.
         """
         own = [node for node, layer in traced.layer_of.items() if layer == number]
-        read = {node: readers.get(node, set()) | askers.get(node, set()) for node in (*readers, *askers)}
+        read = {node: readers.get(node, set()) | shape_readers.get(node, set()) for node in (*readers, *shape_readers)}
         takes = [node for node, layers in read.items() if number in layers and traced.layer_of.get(node) != number]
         gives = [node for node in own if max(read.get(node, {-1})) > number]
-        piece = Piece(traced, range(number, number + 1), takes=[Crossing(node=node) for node in takes], copies=False)
+        builder = StageBuilder(
+            traced, range(number, number + 1), takes=[Crossing(node=node) for node in takes], copies=False
+        )
         is_end = number == len(traced)
         return cls(
-            module=piece.finish(None if is_end else [Crossing(node=node) for node in gives]),
+            module=builder.build(None if is_end else [Crossing(node=node) for node in gives]),
             takes=tuple(takes),
             gives=tuple(gives),
             hands_on=tuple(node for node in gives if max(readers.get(node, {-1})) > number),
@@ -113,7 +155,7 @@ class SingleLayer:
 
 
 class _Pass:
-    """One minibatch in one layer: what backward needs of what it took and gave, and no more, as in training."""
+    """One minibatch in one layer. It keeps what backward needs and no more, as training does."""
 
     def __init__(self, layer: SingleLayer) -> None:
         self._layer = layer
@@ -122,10 +164,10 @@ class _Pass:
         self._given: list[GradientEdge | None] = []
 
     def enter(self, values: dict[fx.Node, Tensor]) -> None:
-        """Cut what the layer reads off from the layers before; what nobody reads any more is forgotten."""
+        """Detach what the layer reads from the layers before, and forget what no later layer reads."""
         for node in self._layer.takes:
             is_written = node in self._layer.overwrites
-            leaf, argument = _cut_off_to_overwrite(values[node]) if is_written else _cut_off(values[node])
+            leaf, argument = _detached_to_overwrite(values[node]) if is_written else _detached(values[node])
             self._taken.append(leaf)
             self._arguments.append(argument)
         for node in self._layer.reads_last:
@@ -134,24 +176,24 @@ class _Pass:
     def forward(self, values: dict[fx.Node, Tensor]) -> None:
         given = self._layer.module(*self._arguments)
         self._arguments.clear()
-        self._given = [_edge(each) for each in given]
+        self._given = [_edge(tensor) for tensor in given]
         values.update(zip(self._layer.gives, given, strict=True))
 
     def finish(self, loss: Loss | None) -> list[Tensor | None]:
-        """The end of the model: its result, the loss, and the gradients to begin with."""
+        """Compute the model's result and the loss, and return the gradients that backward begins with."""
         result = self._layer.module(*self._arguments)
         given = list(tensors_in(result if loss is None else loss(result)))
-        if loss is not None and [each.numel() for each in given] != [1]:
-            shapes = ", ".join(str(tuple(each.shape)) for each in given) or "no tensor"
+        if loss is not None and [tensor.numel() for tensor in given] != [1]:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given) or "no tensor"
             raise MethodError(
                 f"the loss must be a tensor of one number, but got {shapes}; "
                 "give a function such as lambda output: F.cross_entropy(output, targets)"
             )
-        self._given = [_edge(each) for each in given]
-        return [torch.ones_like(each) for each in given]
+        self._given = [_edge(tensor) for tensor in given]
+        return [torch.ones_like(tensor) for tensor in given]
 
     def backward(self, given: Sequence[Tensor | None], gradients: dict[fx.Node, Tensor]) -> None:
-        """From the gradients of what it gave to those of what it took, which add up over all who read it."""
+        """Turn the gradients of what it gave into those of what it took, which add up over all readers."""
         pairs = zip(self._given, given, strict=True)
         known = [(edge, gradient) for edge, gradient in pairs if edge is not None and gradient is not None]
         if known:
@@ -168,25 +210,28 @@ class _Pass:
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:
-    """Where backward enters, without the tensor itself."""
+    """Return where backward enters, without keeping the tensor itself."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
-def _cut_off(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """A leaf of autograd that gets the gradient, and the tensor to read: the same."""
+def _detached(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an autograd leaf that gets the gradient, and the tensor to read, which is the same."""
     leaf = tensor.detach().requires_grad_(tensor.requires_grad)
     return leaf, leaf
 
 
-def _cut_off_to_overwrite(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """A leaf must not be overwritten, and a copy would cost what training does not: the leaf has no memory."""
+def _detached_to_overwrite(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a leaf that gets the gradient, and a tensor to read and overwrite.
+
+    A leaf must not be overwritten, and a copy would cost what training does not; so the leaf has no memory.
+    """
     leaf = tensor.new_empty(()).expand(tensor.shape).requires_grad_(tensor.requires_grad)
     argument: Tensor = _Overwritable.apply(leaf, tensor.detach())  # type: ignore[no-untyped-call]
     return leaf, argument
 
 
 class _Overwritable(torch.autograd.Function):
-    """A tensor over the memory of another, whose gradient goes to a leaf."""
+    """A view of another tensor's memory, whose gradient goes to a leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, tensor: Tensor) -> Tensor:

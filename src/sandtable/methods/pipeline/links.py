@@ -1,7 +1,7 @@
-"""Links: the connections of one rank of a pipeline, each kind of traffic in a process group of its own.
+"""Links: the connections of one rank of a pipeline, with a process group for each kind of traffic.
 
-So our threads never get between the script's own messages, nor between each other's. torch names groups by how many a
-rank has: all ranks make the same number, in the same order.
+So our threads never interfere with the script's own messages, nor with each other's. torch names groups by how many a
+rank has made, so all ranks make the same number of groups, in the same order.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +14,18 @@ import torch
 import torch.distributed as dist
 
 from sandtable.errors import MethodError
-from sandtable.methods.pipeline.layout import Layout
-from sandtable.methods.pipeline.messages import Inbox, Outbox
-from sandtable.methods.pipeline.porter import Porter
-from sandtable.methods.pipeline.traffic import Traffic
+from sandtable.methods.pipeline.layout import StageLayout
+from sandtable.methods.pipeline.messages import Inbox, Outbox, PipelineTraffic
+from sandtable.methods.pipeline.task_thread import TaskThread
 from sandtable.methods.pipeline.watch import Watch
-from sandtable.methods.wire import Wire
+from sandtable.methods.transport.wire import Wire
 
 __all__ = ["Links"]
 
 Result = TypeVar("Result")
 
-_FOR_EVER = timedelta(days=365)
-"""Of groups in which a rank may wait for what comes much later; who waits for it in earnest has `timeout_s`."""
+_FOREVER = timedelta(days=365)
+"""Timeout of groups in which a rank may wait for what comes much later; `Watch` enforces `timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class _Groups:
 
     @classmethod
     def of(
-        cls, layout: Layout, group: dist.ProcessGroup, data_group: dist.ProcessGroup | None, timeout_s: float
+        cls, layout: StageLayout, group: dist.ProcessGroup, data_group: dist.ProcessGroup | None, timeout_s: float
     ) -> "_Groups":
         everyone = dist.get_process_group_ranks(group)
         rank = dist.get_rank(group)
@@ -54,35 +53,35 @@ class _Groups:
             _new_group(everyone, "pipeline back"),
             _new_group(everyone, "pipeline ties"),
             _new_group(everyone, "pipeline watch", backend="gloo"),
-            _new_group([everyone[each] for each in replicas], "pipeline replicas"),
-            _new_group([everyone[each] for each in column], "pipeline", timeout=timedelta(seconds=timeout_s)),
+            _new_group([everyone[member] for member in replicas], "pipeline replicas"),
+            _new_group([everyone[member] for member in column], "pipeline", timeout=timedelta(seconds=timeout_s)),
             None if data_group is None else _new_group(dist.get_process_group_ranks(data_group), "pipelines"),
         )
 
 
 class Links:
-    """Activations go one way and gradients the other; replicas and other pipelines share what they learnt."""
+    """Sends activations one way and gradients the other; replicas and other pipelines share gradients."""
 
     def __init__(
         self,
-        layout: Layout,
+        layout: StageLayout,
         group: dist.ProcessGroup,
         data_group: dist.ProcessGroup | None,
         *,
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        self.traffic = Traffic()
+        self.traffic = PipelineTraffic()
         self.num_ranks = layout.num_ranks
-        self._porter = Porter(device)
+        self._thread = TaskThread(device)
         groups = self._joined(lambda: _Groups.of(layout, group, data_group, timeout_s), timeout_s)
         self.control = groups.control
-        """For words between processes, also where tensors are on GPUs."""
+        """Control messages, over gloo also where tensors are on GPUs."""
         self.column = groups.column
-        """The ranks of this one pipeline, where replicas are equal; torch's schedules run in it."""
+        """The ranks of this pipeline, where replicas are equal; torch's schedules run in it."""
         self.replicas = Wire(groups.replicas)
         rank = dist.get_rank(group)
-        self.other_replicas = [each for each in layout.ranks(layout.seat(rank)[0]) if each != rank]
+        self.other_replicas = [other for other in layout.ranks(layout.seat(rank)[0]) if other != rank]
         self.pipelines = None if groups.pipelines is None else Wire(groups.pipelines)
         self.watch = watch = Watch(groups.control, name=layout.name, timeout_s=timeout_s)
         outbox = partial(Outbox, device=device, watch=watch, traffic=self.traffic)
@@ -93,38 +92,38 @@ class Links:
         self.gradients_in = Inbox(groups.back, device=device, watch=watch)
         self.ties_in = Inbox(groups.sideways, device=device, watch=watch)
 
-    def together(self, job: Callable[[], Result], *, what: str) -> Result:
-        """Do what needs the other ranks, too, unless one of them is gone or takes too long."""
-        return self.watch.wait(self._porter.submit(job), what=what)
+    def together(self, task: Callable[[], Result], *, what: str) -> Result:
+        """Run a task that needs the other ranks as well; raise if one of them is gone or takes too long."""
+        return self.watch.wait(self._thread.submit(task), what=what)
 
     @property
     def sharing(self) -> list[Wire]:
-        """With whom this rank has weights in common, the other pipelines first."""
+        """The wires to the ranks with the same weights, other pipelines first."""
         return [wire for wire in (self.pipelines, self.replicas) if wire is not None]
 
     def close(self) -> None:
-        """End together with all others."""
+        """End together with all other ranks."""
         self.activations_out.flush()
         self.gradients_out.flush()
         self.ties_out.flush()
         self.watch.close()
         outboxes = (self.activations_out, self.gradients_out, self.ties_out)
         inboxes = (self.activations_in, self.gradients_in, self.ties_in)
-        for each in (*outboxes, *inboxes, self._porter):
-            each.close()
+        for closing in (*outboxes, *inboxes, self._thread):
+            closing.close()
 
     def _joined(self, join: Callable[[], _Groups], timeout_s: float) -> _Groups:
         try:
-            return self._porter.submit(join).result(timeout_s)
+            return self._thread.submit(join).result(timeout_s)
         except TimeoutError:
             raise MethodError(
-                f"all ranks must join a pipeline within timeout_s ({timeout_s:g} s), but one did not come; look for "
-                "an error on another rank"
+                f"all ranks must join a pipeline within timeout_s ({timeout_s:g} s), but one did not; look for an "
+                "error on another rank"
             ) from None
 
 
 def _new_group(
-    ranks: Sequence[int], name: str, *, timeout: timedelta = _FOR_EVER, backend: str | None = None
+    ranks: Sequence[int], name: str, *, timeout: timedelta = _FOREVER, backend: str | None = None
 ) -> dist.ProcessGroup:
     group = dist.new_group(
         list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name

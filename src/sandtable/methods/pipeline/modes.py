@@ -1,8 +1,8 @@
 """Modes: what a traced model does differently in training and in evaluation.
 
 Modules look at their own `training`, but a function gets the mode as a constant (`dropout_p=0.1 if self.training else
-0.0`), and a trace would keep the one of its moment. So the model is traced in both modes, and where the two differ by a
-constant only, both are kept, and a module that knows the mode chooses.
+0.0`), and a trace would freeze the current one. So the model is traced in both modes. Where the two traces differ only
+in a constant, both constants are kept, and a module that knows the mode chooses.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sandtable.methods.pipeline.tracer import KIND
 __all__ = ["BY_MODE", "ByMode", "in_other_mode", "join_modes"]
 
 BY_MODE = "_by_mode"
-"""What the graph calls the module that chooses."""
+"""The name in the graph of the module that chooses."""
 
 
 class ByMode(nn.Module):
-    """One of two constants."""
+    """Returns one of two constants."""
 
     def forward(self, in_training: Any, in_evaluation: Any) -> Any:
         return in_training if self.training else in_evaluation
@@ -30,7 +30,7 @@ class ByMode(nn.Module):
 
 @contextmanager
 def in_other_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation instead of training, or the other way round; afterwards every module has the mode it had."""
+    """Evaluate instead of train, or the reverse, inside the block; then restore the mode of every module."""
     before = {module: module.training for module in model.modules()}
     model.train(not model.training)
     try:
@@ -41,19 +41,19 @@ def in_other_mode(model: nn.Module) -> Iterator[None]:
 
 
 def join_modes(graph: fx.Graph, other: fx.Graph, *, is_training: bool) -> bool:
-    """Make `graph`, traced in that mode, do in the other what `other` does; False if they differ in more than that."""
+    """Make `graph`, traced in one mode, behave as `other` in the other; return False if not only constants differ."""
     pairs = list(zip(graph.nodes, other.nodes, strict=False))
     if len(graph.nodes) != len(other.nodes) or not all(_is_same_call(*pair) for pair in pairs):
         return False
     counterpart = {after: before for before, after in pairs}
-    found = []
+    differences = []
     for node, twin in pairs:
         for name in ("args", "kwargs"):
             try:
-                found.append((node, name, _differing(getattr(node, name), getattr(twin, name), counterpart)))
+                differences.append((node, name, _differing(getattr(node, name), getattr(twin, name), counterpart)))
             except _Unlike:
                 return False
-    for node, name, differing in found:
+    for node, name, differing in differences:
         for path, value in differing.items():
             own = _at(getattr(node, name), path)
             constants = (own, value) if is_training else (value, own)
@@ -76,7 +76,7 @@ def _is_same_call(one: fx.Node, other: fx.Node) -> bool:
 
 
 def _differing(one: Any, other: Any, counterpart: dict[fx.Node, fx.Node], at: _Path = ()) -> dict[_Path, Any]:
-    """Where in the arguments the constants differ, and the other's constant."""
+    """Return where in the arguments the constants differ, with the other's constant."""
     if isinstance(one, fx.Node) or isinstance(other, fx.Node):
         if counterpart.get(other) is not one:
             raise _Unlike

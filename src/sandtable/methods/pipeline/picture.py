@@ -1,19 +1,18 @@
-"""The picture of a schedule: a row a rank, time to the right, forward and backward passes with their minibatch numbers.
+"""The picture of a schedule: one row per rank, time to the right, passes labelled with their minibatch.
 
-One SVG without a script, in colours that do on a light and on a dark page.
+One SVG without a script, in colours that work on a light and on a dark page.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
-from sandtable.methods.pipeline.passes import Pass
-
-__all__ = ["draw_page", "draw_schedule"]
+__all__ = ["Pass", "draw_page", "draw_schedule"]
 
 _WIDTH, _ROW, _BAR = 1200, 34, 26
 _LABEL, _RIGHT, _TOP, _FOOT = 190, 12, 40, 34
 _CHARACTER = 7.2
-"""Width of a digit, in the same unit; a number that does not fit into its bar is left out."""
+"""Width of a digit in the same unit; a number that does not fit into its bar is left out."""
 
 _STYLE = """
   text { fill: #333 } .paper { fill: #fff } .rule { stroke: #ddd } .tick { text-anchor: middle }
@@ -25,11 +24,25 @@ _STYLE = """
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A forward or backward pass of one minibatch through one stage, on one rank."""
+
+    rank: int
+    stage: int
+    minibatch: int
+    is_forward: bool
+    version: int
+    """How many updates its weights had seen."""
+    start_s: float
+    end_s: float
+
+
 def draw_schedule(passes: Sequence[Pass], rows: Sequence[str]) -> str:
-    """An SVG; `rows` are the names of the ranks."""
+    """Return an SVG; `rows` are the names of the ranks."""
     height = _TOP + _ROW * len(rows) + _FOOT
-    start = min((each.start_s for each in passes), default=0.0)
-    end = max((each.end_s for each in passes), default=1.0)
+    start = min((one_pass.start_s for one_pass in passes), default=0.0)
+    end = max((one_pass.end_s for one_pass in passes), default=1.0)
     scale = (_WIDTH - _LABEL - _RIGHT) / max(end - start, 1e-9)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -42,13 +55,15 @@ def draw_schedule(passes: Sequence[Pass], rows: Sequence[str]) -> str:
     ]
     for rank, name in enumerate(rows):
         parts.append(f'<text x="8" y="{_TOP + _ROW * rank + _ROW / 2 + 4:g}">{escape(name)}</text>')
-    for each in sorted(passes, key=lambda one: one.start_s):
-        parts += _bar(each, x=_LABEL + (each.start_s - start) * scale, width=(each.end_s - each.start_s) * scale)
+    for one_pass in sorted(passes, key=lambda one_pass: one_pass.start_s):
+        parts += _bar(
+            one_pass, x=_LABEL + (one_pass.start_s - start) * scale, width=(one_pass.end_s - one_pass.start_s) * scale
+        )
     return "\n".join([*parts, "</svg>\n"])
 
 
 def draw_page(passes: Sequence[Pass], rows: Sequence[str]) -> str:
-    """A page with the picture, as wide as the window."""
+    """Return an HTML page with the picture, as wide as the window."""
     picture = draw_schedule(passes, rows).replace(f' width="{_WIDTH}"', ' style="width:100%;height:auto"', 1)
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>Pipeline</title>\n'
@@ -58,50 +73,50 @@ def draw_page(passes: Sequence[Pass], rows: Sequence[str]) -> str:
     )
 
 
-def _bar(each: Pass, *, x: float, width: float) -> list[str]:
-    kind, word = ("forward", "Forward") if each.is_forward else ("backward", "Backward")
-    y = _TOP + _ROW * each.rank + (_ROW - _BAR) / 2
-    shade = " odd" if each.minibatch % 2 else ""
+def _bar(one_pass: Pass, *, x: float, width: float) -> list[str]:
+    kind, word = ("forward", "Forward") if one_pass.is_forward else ("backward", "Backward")
+    y = _TOP + _ROW * one_pass.rank + (_ROW - _BAR) / 2
+    shade = " odd" if one_pass.minibatch % 2 else ""
     about = (
-        f"{word} pass of minibatch {each.minibatch}, stage {each.stage}, weights of version {each.version}, "
-        f"{_time(each.end_s - each.start_s)}"
+        f"{word} pass of minibatch {one_pass.minibatch}, stage {one_pass.stage}, weights of version "
+        f"{one_pass.version}, {_time(one_pass.end_s - one_pass.start_s)}"
     )
     parts = [
         f'<rect class="{kind}{shade}" x="{x:.1f}" y="{y:g}" width="{max(width - 0.6, 0.6):.1f}" height="{_BAR}" rx="2">'
         f"<title>{about}</title></rect>"
     ]
-    if width > _CHARACTER * len(str(each.minibatch)) + 3:
+    if width > _CHARACTER * len(str(one_pass.minibatch)) + 3:
         middle = y + _BAR / 2 + 4
-        parts.append(f'<text class="number" x="{x + width / 2:.1f}" y="{middle:g}">{each.minibatch}</text>')
+        parts.append(f'<text class="number" x="{x + width / 2:.1f}" y="{middle:g}">{one_pass.minibatch}</text>')
     return parts
 
 
 def _legend() -> list[str]:
-    found = []
+    parts = []
     for x, kind, words in ((_LABEL, "forward", "forward pass"), (_LABEL + 130, "backward", "backward pass")):
-        found.append(f'<rect class="{kind}" x="{x}" y="10" width="16" height="16" rx="2"/>')
-        found.append(f'<text x="{x + 24}" y="22">{words}</text>')
-    found.append(f'<text x="{_LABEL + 270}" y="22">the number is that of the minibatch</text>')
-    return found
+        parts.append(f'<rect class="{kind}" x="{x}" y="10" width="16" height="16" rx="2"/>')
+        parts.append(f'<text x="{x + 24}" y="22">{words}</text>')
+    parts.append(f'<text x="{_LABEL + 270}" y="22">the number is the minibatch</text>')
+    return parts
 
 
 def _axis(seconds: float, scale: float, num_rows: int) -> list[str]:
-    """Lines at round times."""
+    """Draw lines at round times."""
     step = _round_step(seconds / 8)
     bottom = _TOP + _ROW * num_rows
-    found = []
+    parts = []
     for number in range(int(seconds / step) + 1):
         x = _LABEL + number * step * scale
-        found.append(f'<line class="rule" x1="{x:.1f}" y1="{_TOP - 4}" x2="{x:.1f}" y2="{bottom + 4}"/>')
-        found.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 20}">{_time(number * step)}</text>')
-    return found
+        parts.append(f'<line class="rule" x1="{x:.1f}" y1="{_TOP - 4}" x2="{x:.1f}" y2="{bottom + 4}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 20}">{_time(number * step)}</text>')
+    return parts
 
 
-def _round_step(atleast: float) -> float:
+def _round_step(at_least: float) -> float:
     step = 1e-6
-    while step * 10 < atleast:
+    while step * 10 < at_least:
         step *= 10
-    return next(step * factor for factor in (1, 2, 5, 10) if step * factor >= atleast or factor == 10)
+    return next(step * factor for factor in (1, 2, 5, 10) if step * factor >= at_least or factor == 10)
 
 
 def _time(seconds: float) -> str:

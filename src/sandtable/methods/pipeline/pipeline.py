@@ -1,4 +1,4 @@
-"""Pipeline: a model cut into stages that sit on different ranks; the training loop stays its owner's.
+"""Pipeline: a model cut into stages on different ranks; the training loop stays yours.
 
     stages = [nn.Sequential(...), nn.Sequential(...), nn.Sequential(...)]
     pipeline = Pipeline(stages, lambda parameters: torch.optim.SGD(parameters, lr=0.1), loss=nn.CrossEntropyLoss(),
@@ -7,8 +7,8 @@
         loss = pipeline.step(inputs, targets)
     pipeline.close()
 
-Every rank runs the same loop, over the same batches; a rank that holds neither the first nor the last stage may give
-None. What leaves stage k enters stage k + 1, a tensor or a tuple of tensors.
+Every rank runs the same loop over the same batches; a rank that holds neither the first nor the last stage may pass
+None. What leaves stage k, a tensor or a tuple of tensors, enters stage k + 1.
 """
 
 import copy
@@ -23,21 +23,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sandtable.errors import MethodError
-from sandtable.methods.buffers import Buffers
-from sandtable.methods.flat import flatten
-from sandtable.methods.pipeline.agreement import agreed
 from sandtable.methods.pipeline.averaging import Averaging
-from sandtable.methods.pipeline.checks import check_settings, check_ties, device_of, held_stages
-from sandtable.methods.pipeline.driver import Batch, Loss, Setup
+from sandtable.methods.pipeline.checks import agreed, check_settings, check_ties, device_of, held_stages
+from sandtable.methods.pipeline.driver import Batch, Loss, PipelineSetup
 from sandtable.methods.pipeline.forms import as_tuple
-from sandtable.methods.pipeline.layout import Layout
+from sandtable.methods.pipeline.layout import StageLayout
 from sandtable.methods.pipeline.links import Links
+from sandtable.methods.pipeline.messages import PipelineTraffic
 from sandtable.methods.pipeline.record import PipelineRecord
 from sandtable.methods.pipeline.schedule import Flush, Schedule
 from sandtable.methods.pipeline.splitting import to_device
 from sandtable.methods.pipeline.ties import Tie, Ties, check_copies, find_ties
-from sandtable.methods.pipeline.traffic import Traffic
-from sandtable.methods.wire import Wire
+from sandtable.methods.transport.buffers import Buffers
+from sandtable.methods.transport.vectors import flatten
+from sandtable.methods.transport.wire import Wire
 
 __all__ = ["Pipeline"]
 
@@ -45,13 +44,20 @@ OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class Pipeline:
-    """Trains a model in stages. `stages` are all of them; those that other ranks hold may be None here.
+    """Trains a model in stages.
 
-    `optimizer` makes an optimizer for the parameters held here. `replicas[k]` ranks of the group hold stage k, and
-    start as the first of them. `data_group`: ranks that hold the same stage of other pipelines, which train on data of
-    their own; gradients are averaged over it, too. `tied`: for each parameter that stages share, (stage, name) of its
-    copies; unless given, they are found where stages have the very same Parameter. `recompute`: keep only what enters a
-    stage, and compute the rest again in the backward pass.
+    - `stages`: all stages; those that only other ranks hold may be None.
+    - `optimizer`: a function that makes an optimizer for the parameters held here.
+    - `loss`: a function of (output, targets).
+    - `schedule`: `Flush` with four micro-batches per stage by default.
+    - `replicas`: `replicas[k]` ranks of the group hold stage k, and start with the weights of the first of them.
+    - `group`: the ranks of the pipeline; all ranks by default.
+    - `data_group`: the ranks that hold the same stage of other pipelines, each trained on its own data; gradients
+      are averaged over it as well.
+    - `tied`: for each parameter that stages share, (stage, name) of its copies; by default, parameters that are the
+      same object in several stages.
+    - `recompute`: keep only what enters a stage, and compute the rest again in the backward pass.
+    - `timeout_s`: how long to wait for a peer before giving up.
     """
 
     def __init__(
@@ -71,17 +77,11 @@ class Pipeline:
         group = Wire(group).group
         self.schedule: Schedule = Flush(4 * max(1, len(stages))) if schedule is None else schedule
         self.rank = dist.get_rank(group)
-        num_ranks = dist.get_world_size(group)
         ties = find_ties(stages) if tied is None else [sorted(tie) for tie in tied]
 
-        def prepare() -> tuple[tuple[Layout, dict[int, nn.Module]], str]:
+        def prepare() -> tuple[tuple[StageLayout, dict[int, nn.Module]], str]:
             check_settings(loss, self.schedule, optimizer, timeout_s=timeout_s)
-            is_interleaved = self.schedule.is_interleaved
-            layout = Layout.of(
-                num_stages=len(stages), num_ranks=num_ranks, replicas=replicas, is_interleaved=is_interleaved
-            )
-            layout = replace(layout, global_ranks=tuple(dist.get_process_group_ranks(group)))
-            self.schedule.check(layout)
+            layout = self._lay_out(len(stages), replicas, group)
             check_ties(self.schedule, ties, layout, is_alone=data_group is None)
             modules = held_stages(stages, layout, self.rank)
             check_copies(ties, modules)
@@ -91,7 +91,7 @@ class Pipeline:
         self.layout, self.modules = agreed(group, prepare)
         self.device = device_of(self.modules)
         self._own = nn.ModuleList(self.modules.values())
-        parameters = [each for each in self._own.parameters() if each.requires_grad]
+        parameters = [parameter for parameter in self._own.parameters() if parameter.requires_grad]
         self.optimizer = optimizer(parameters) if parameters else None
         self._links = Links(self.layout, group, data_group, device=self.device, timeout_s=timeout_s)
         self._ties = Ties(ties, self.modules, layout=self.layout, rank=self.rank, links=self._links)
@@ -101,7 +101,7 @@ class Pipeline:
         self._links.traffic.reset()
         self.record = PipelineRecord(self.layout, self.rank, self._links)
         self._driver = self.schedule.driver(
-            Setup(
+            PipelineSetup(
                 layout=self.layout,
                 rank=self.rank,
                 modules=self.modules,
@@ -120,10 +120,10 @@ class Pipeline:
         self._is_closed = False
 
     def step(self, inputs: Batch | None = None, targets: Any = None) -> Tensor | None:
-        """Train on one minibatch. The loss on the last stage, if this rank works on the minibatch; None elsewhere.
+        """Train on one minibatch; return the loss on the rank of the last stage that works on it, None elsewhere.
 
-        All ranks call it for every minibatch, in the same order. Only the first stage needs the inputs, only the last
-        one the targets: `takes_inputs` and `takes_targets` say which this rank is.
+        All ranks call it for every minibatch, in the same order. Only the first stage needs the inputs and only the
+        last the targets: see `takes_inputs` and `takes_targets`.
         """
         for is_taken, value, words in (
             (self.takes_inputs, inputs, ("first", "inputs")),
@@ -132,7 +132,7 @@ class Pipeline:
             if is_taken and value is None:
                 raise MethodError(
                     f"the {words[0]} stage must be given {words[1]}, but {self.layout.name(self.rank)} got None; "
-                    f"call step(inputs, targets) on ranks that hold the first or the last stage"
+                    "call step(inputs, targets) on ranks that hold the first or the last stage"
                 )
         if self.takes_inputs:
             as_tuple(inputs, what="inputs")
@@ -140,7 +140,7 @@ class Pipeline:
         return self._driver.step(inputs, targets)
 
     def drain(self) -> None:
-        """Finish the minibatches under way, so that all stages have seen the same ones. All ranks call it."""
+        """Finish the minibatches in flight, so that all stages have seen the same ones. All ranks call it."""
         self._driver.drain()
 
     def synchronize(self) -> None:
@@ -150,9 +150,9 @@ class Pipeline:
 
     @torch.no_grad()
     def predict(self, inputs: Batch | None = None) -> Any:
-        """What the model makes of the inputs, in evaluation mode: on one rank of the last stage; None elsewhere.
+        """Return the model's output in evaluation mode, on one rank of the last stage; None elsewhere.
 
-        All ranks call it. Replicas take turns, so several calls one after the other are worked on side by side.
+        All ranks call it. Replicas take turns, so consecutive calls overlap.
         """
         self.drain()
         if self._has_trained:
@@ -160,24 +160,24 @@ class Pipeline:
         training = [module for module in self._own.modules() if module.training]
         self._own.eval()
         try:
-            return self._passed_on(inputs)
+            return self._forward(inputs)
         finally:
             for module in training:
                 module.training = True
 
     @property
     def takes_inputs(self) -> bool:
-        """Whether this rank holds the first stage."""
+        """Return whether this rank holds the first stage."""
         return 0 in self.modules
 
     @property
     def takes_targets(self) -> bool:
-        """Whether this rank holds the last stage."""
+        """Return whether this rank holds the last stage."""
         return self.layout.num_stages - 1 in self.modules
 
     @property
-    def traffic(self) -> Traffic:
-        """What this rank has sent so far, in step() and predict(): a copy."""
+    def traffic(self) -> PipelineTraffic:
+        """A copy of what this rank has sent so far, in step() and predict()."""
         now = copy.copy(self._links.traffic)
         for wire in self._links.sharing:
             now.weight_bytes += wire.counters.sent_bytes
@@ -186,16 +186,16 @@ class Pipeline:
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which this rank has stood still for what others send, or for what it sent to arrive."""
+        """Seconds this rank has spent waiting for messages of others, or for its own to arrive."""
         return self._links.watch.waited_s
 
     @property
     def most_versions_held(self) -> int:
-        """How many versions of its weights this rank has held at a time, at most."""
+        """The largest number of weight versions this rank has held at once."""
         return self._driver.most_versions_held
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's stages and optimizer, to be saved for each rank. It drains the pipeline: all ranks call it."""
+        """Return this rank's stages and optimizer; save one per rank. It drains the pipeline: all ranks call it."""
         self.drain()
         return {
             "pipeline": self._description,
@@ -205,11 +205,11 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this rank's `state_dict()`."""
+        """Continue from this rank's `state_dict()`."""
         if state["pipeline"] != self._description:
             raise MethodError(
                 f"a state must be of the same pipeline and rank ({self._description}), but it is of "
-                f"{state['pipeline']}; start as many ranks with the same stages, or load the stages' weights alone"
+                f"{state['pipeline']}; start the same ranks with the same stages, or load only the stages' weights"
             )
         self.drain()
         for stage, module in self.modules.items():
@@ -219,7 +219,7 @@ class Pipeline:
         self._driver.load_state_dict(state["driver"])
 
     def close(self) -> None:
-        """Drain, and end together: a rank that left without would be taken for dead. All ranks call it."""
+        """Drain, and end together; a rank that left without closing would be taken for dead. All ranks call it."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -240,8 +240,20 @@ class Pipeline:
     def _description(self) -> str:
         return f"{self.schedule} of {self.layout.num_stages} stages on {self.layout.replicas}, rank {self.rank}"
 
+    def _lay_out(self, num_stages: int, replicas: Sequence[int] | None, group: dist.ProcessGroup) -> StageLayout:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        layout = StageLayout.of(
+            num_stages=num_stages,
+            num_ranks=len(ranks),
+            replicas=replicas,
+            is_interleaved=self.schedule.is_interleaved,
+        )
+        layout = replace(layout, global_ranks=ranks)
+        self.schedule.check(layout)
+        return layout
+
     def _start_equal(self) -> None:
-        """Replicas as the first of them, in all pipelines as the first of those."""
+        """Copy the weights of the first pipeline to the others, and of the first replica to the others."""
         for wire in self._links.sharing:
             for vector in flatten(parameter.detach() for parameter in self._own.parameters()):
                 vector.load_weights()
@@ -257,7 +269,7 @@ class Pipeline:
             self._links.together(exchange, what="the running statistics of the other replicas")
         self._has_trained = False
 
-    def _passed_on(self, inputs: Batch | None) -> Any:
+    def _forward(self, inputs: Batch | None) -> Any:
         number, self._predicted = self._predicted, self._predicted + 1
         values: tuple[Tensor, ...] = ()
         for stage, module in sorted(self.modules.items()):

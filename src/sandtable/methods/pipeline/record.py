@@ -1,8 +1,8 @@
-"""Record: who did what when, as it really happened.
+"""Pipeline records: which rank ran which pass when.
 
-Every forward and backward pass is noted with its minibatch and the version of the weights it used. Times count from a
-moment that all ranks share, when the pipeline was put together: exactly on one machine, and to the length of a message
-between machines. On GPUs they are those at which the host issued a pass. The last passes are kept, not all.
+Every forward and backward pass is recorded with its minibatch and the version of the weights it used. Times count from
+the moment the pipeline was made, which all ranks share: exactly on one machine, and within the latency of a message
+between machines. On GPUs a pass is timed when the host issues it. Only the last passes are kept.
 """
 
 import time
@@ -16,10 +16,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sandtable.methods.pipeline.layout import Layout
+from sandtable.methods.pipeline.layout import StageLayout
 from sandtable.methods.pipeline.links import Links
-from sandtable.methods.pipeline.passes import Pass
-from sandtable.methods.pipeline.picture import draw_page, draw_schedule
+from sandtable.methods.pipeline.picture import Pass, draw_page, draw_schedule
 
 __all__ = ["PipelineRecord"]
 
@@ -27,9 +26,9 @@ _KEPT = 10_000
 
 
 class PipelineRecord:
-    """`passes` of this rank, the oldest first; `gather` has those of all ranks."""
+    """The `passes` of this rank, oldest first; `gather` returns those of all ranks."""
 
-    def __init__(self, layout: Layout, rank: int, links: Links) -> None:
+    def __init__(self, layout: StageLayout, rank: int, links: Links) -> None:
         self.passes: deque[Pass] = deque(maxlen=_KEPT)
         self._layout = layout
         self._rank = rank
@@ -38,7 +37,7 @@ class PipelineRecord:
 
     @contextmanager
     def timed(self, *, stage: int, minibatch: int, is_forward: bool, version: int = 0) -> Iterator[None]:
-        """What is done in here is one pass."""
+        """Record what happens within as one pass."""
         start = time.perf_counter()
         yield
         self.passes.append(
@@ -57,38 +56,38 @@ class PipelineRecord:
         self.passes.clear()
 
     def gather(self) -> list[Pass]:
-        """The passes of all ranks, on the group's first rank; an empty list elsewhere. All ranks call it."""
+        """Return the passes of all ranks on the group's first rank, an empty list elsewhere. All ranks call it."""
         everyone: list[Any] | None = [None] * self._layout.num_ranks if self._rank == 0 else None
         own, group = list(self.passes), self._links.control
         self._links.together(
             lambda: dist.gather_object(own, everyone, group=group, group_dst=0), what="the passes of the others"
         )
-        return [each for passes in everyone or () for each in passes]
+        return [one_pass for passes in everyone or () for one_pass in passes]
 
     def save_svg(self, path: str | Path, *, minibatches: range | None = None) -> None:
-        """The schedule as a picture, written by the group's first rank. All ranks call it."""
+        """Draw the schedule as an SVG, on the group's first rank. All ranks call it."""
         passes = self._chosen(minibatches)
         if self._rank == 0:
             Path(path).write_text(draw_schedule(passes, self._row_names()), encoding="utf-8")
 
     def save_html(self, path: str | Path, *, minibatches: range | None = None) -> None:
-        """The same as a page that a browser opens."""
+        """Draw the schedule as an HTML page, on the group's first rank. All ranks call it."""
         passes = self._chosen(minibatches)
         if self._rank == 0:
             Path(path).write_text(draw_page(passes, self._row_names()), encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        return {"passes": [asdict(each) for each in self.passes]}
+        return {"passes": [asdict(one_pass) for one_pass in self.passes]}
 
     def _chosen(self, minibatches: range | None) -> list[Pass]:
-        return [each for each in self.gather() if minibatches is None or each.minibatch in minibatches]
+        return [one_pass for one_pass in self.gather() if minibatches is None or one_pass.minibatch in minibatches]
 
     def _row_names(self) -> Sequence[str]:
         return [self._layout.name(rank) for rank in range(self._layout.num_ranks)]
 
 
 def _common_zero(group: dist.ProcessGroup) -> float:
-    """This rank's clock at a moment that all share. Processes of one boot of a machine have one clock."""
+    """Return this rank's clock at a moment that all share. Processes of one boot of a machine share one clock."""
     dist.barrier(group)
     now = time.perf_counter()
     boot = Path("/proc/sys/kernel/random/boot_id")

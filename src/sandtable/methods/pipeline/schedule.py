@@ -1,13 +1,13 @@
-"""Schedules: in which order the stages of a pipeline do their forward and backward passes, and when weights change.
+"""Schedules: the order in which stages run their forward and backward passes, and when weights change.
 
-    GPipe(m)         all m micro-batches forward, then all backward, then one update; m under way in every stage
-    Flush(m)         one forward, one backward in turn, then one update; at most as many under way as stages
-    Interleaved(m)   the same with several stages a rank: a shorter fill, more messages
-    PipeDream()      no end to the filling: minibatch after minibatch, with stashed weights
+    GPipe(m)         all m micro-batches forward, then all backward, then one update; m in flight in every stage
+    Flush(m)         forward and backward alternate, then one update; at most as many in flight as stages
+    Interleaved(m)   the same with several stages per rank: a shorter fill, more messages
+    PipeDream()      never flushes: minibatch after minibatch, with stashed weights
     PipeDream2BW(m)  the same with an update every m micro-batches, and two versions of the weights
 
-The first three are torch.distributed.pipelining's, and give what one process would; they are imported when one is used,
-since that takes seconds. The last two are our own.
+The first three are torch.distributed.pipelining's, and match training in one process; torch's module is imported on
+first use, since that takes seconds. The last two are our own.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline.asynchronous import AsynchronousDriver
-from sandtable.methods.pipeline.driver import Driver, Setup
-from sandtable.methods.pipeline.layout import Layout
-from sandtable.methods.pipeline.rule import Rule, Stashing, TwoVersions, VerticalSync
+from sandtable.methods.pipeline.driver import PipelineSetup, ScheduleDriver
+from sandtable.methods.pipeline.layout import StageLayout
+from sandtable.methods.pipeline.version_rules import Stashing, TwoVersions, VersionRule, VerticalSync
 
 __all__ = ["Flush", "GPipe", "Interleaved", "PipeDream", "PipeDream2BW", "Schedule"]
 
@@ -28,30 +28,30 @@ class Schedule(ABC):
 
     is_interleaved: ClassVar[bool] = False
 
-    def can_tie(self, layout: Layout, *, is_alone: bool) -> bool:
-        """Whether copies of a parameter in several stages can be kept equal; `is_alone`: without other pipelines."""
+    def can_tie(self, layout: StageLayout, *, is_alone: bool) -> bool:
+        """Return whether copies of a parameter in several stages can be kept equal; `is_alone`: no other pipelines."""
         return True
 
     @abstractmethod
-    def check(self, layout: Layout) -> None:
-        """Refuse a layout that cannot work."""
+    def check(self, layout: StageLayout) -> None:
+        """Raise `MethodError` for a layout that cannot work."""
 
     @abstractmethod
-    def driver(self, setup: Setup) -> Driver:
-        """What carries the schedule out on one rank."""
+    def driver(self, setup: PipelineSetup) -> ScheduleDriver:
+        """Return the driver that carries the schedule out on one rank."""
 
 
 @dataclass(frozen=True)
 class _Synchronous(Schedule):
-    """A batch is cut into micro-batches, and all stages make one update when all of them are done."""
+    """Cuts a batch into micro-batches; all stages make one update when all of these are done."""
 
     micro_batches: int
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
-            raise MethodError(f"micro_batches must be 1 or more, but got {self.micro_batches}; try 4 for each stage")
+            raise MethodError(f"micro_batches must be 1 or more, but got {self.micro_batches}; try 4 per stage")
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: StageLayout) -> None:
         if not layout.has_equal_replicas:
             raise MethodError(
                 f"{type(self).__name__} needs the same number of replicas of every stage, but got {layout.replicas}; "
@@ -63,7 +63,7 @@ class _Synchronous(Schedule):
 class GPipe(_Synchronous):
     """All forward, all backward, one update."""
 
-    def driver(self, setup: Setup) -> Driver:
+    def driver(self, setup: PipelineSetup) -> ScheduleDriver:
         from sandtable.methods.pipeline.synchronous import SynchronousDriver, all_forward_first
 
         return SynchronousDriver(setup, all_forward_first, micro_batches=self.micro_batches)
@@ -73,7 +73,7 @@ class GPipe(_Synchronous):
 class Flush(_Synchronous):
     """One forward, one backward, and one update when the pipeline is empty (PipeDream-flush)."""
 
-    def driver(self, setup: Setup) -> Driver:
+    def driver(self, setup: PipelineSetup) -> ScheduleDriver:
         from sandtable.methods.pipeline.synchronous import SynchronousDriver, in_turn
 
         return SynchronousDriver(setup, in_turn, micro_batches=self.micro_batches)
@@ -81,11 +81,11 @@ class Flush(_Synchronous):
 
 @dataclass(frozen=True)
 class Interleaved(_Synchronous):
-    """Flush with two or more stages a rank: rank q of n holds stages q, q + n, q + 2n, ..."""
+    """Flush with two or more stages per rank: rank q of n holds stages q, q + n, q + 2n, ..."""
 
     is_interleaved: ClassVar[bool] = True
 
-    def driver(self, setup: Setup) -> Driver:
+    def driver(self, setup: PipelineSetup) -> ScheduleDriver:
         from sandtable.methods.pipeline.synchronous import SynchronousDriver, interleaved
 
         return SynchronousDriver(setup, interleaved, micro_batches=self.micro_batches)
@@ -93,36 +93,36 @@ class Interleaved(_Synchronous):
 
 @dataclass(frozen=True)
 class PipeDream(Schedule):
-    """One forward, one backward, without end; each stage keeps weights until the minibatches that use them are back.
+    """One forward, one backward, without a flush; each stage keeps weights until the minibatches using them are back.
 
-    `vertical_sync`: a minibatch meets in all stages the version that the input stage had when it entered.
+    With `vertical_sync`, a minibatch uses in all stages the version that the input stage had when it entered.
     """
 
     vertical_sync: bool = False
 
-    def can_tie(self, layout: Layout, *, is_alone: bool) -> bool:
-        """Stages make their updates at different times."""
+    def can_tie(self, layout: StageLayout, *, is_alone: bool) -> bool:
+        """Return False: stages make their updates at different times."""
         return False
 
-    def check(self, layout: Layout) -> None:
-        """Any replicas will do."""
+    def check(self, layout: StageLayout) -> None:
+        """Accept any replicas."""
 
-    def driver(self, setup: Setup) -> Driver:
-        rule: Rule = VerticalSync(setup.layout) if self.vertical_sync else Stashing(setup.layout)
+    def driver(self, setup: PipelineSetup) -> ScheduleDriver:
+        rule: VersionRule = VerticalSync(setup.layout) if self.vertical_sync else Stashing(setup.layout)
         return AsynchronousDriver(setup, rule)
 
 
 @dataclass(frozen=True)
 class PipeDream2BW(Schedule):
-    """PipeDream with an update a batch, cut into `micro_batches`, and two versions of the weights."""
+    """PipeDream with one update per batch of `micro_batches`, and two versions of the weights."""
 
     micro_batches: int
 
-    def can_tie(self, layout: Layout, *, is_alone: bool) -> bool:
-        """Gradients travel while they are still those of one rank, before they are averaged."""
+    def can_tie(self, layout: StageLayout, *, is_alone: bool) -> bool:
+        """Return whether each stage has one rank: tied gradients are sent before they are averaged."""
         return is_alone and layout.num_ranks == layout.num_stages
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: StageLayout) -> None:
         needed = max((layout.in_flight(stage) - 1) * layout.replicas[stage] for stage in range(layout.num_stages))
         if self.micro_batches < max(needed, 1):
             raise MethodError(
@@ -135,6 +135,6 @@ class PipeDream2BW(Schedule):
                 f"are {layout.replicas}, so that all replicas do the same work"
             )
 
-    def driver(self, setup: Setup) -> Driver:
+    def driver(self, setup: PipelineSetup) -> ScheduleDriver:
         rule = TwoVersions(setup.layout, self.micro_batches)
         return AsynchronousDriver(setup, rule, parts=self.micro_batches)

@@ -1,4 +1,4 @@
-"""Splitting a batch into parts, by rows (the first dimension of every tensor)."""
+"""Batch slices: split a batch by rows, the first dimension of every tensor."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,41 +8,42 @@ from torch import Tensor
 
 from sandtable.errors import MethodError
 
-__all__ = ["Part", "num_rows", "split", "to_device"]
+__all__ = ["BatchSlice", "num_rows", "split", "to_device"]
 
 Values = TypeVar("Values")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Some rows of a batch. `share` is their part of it: means of parts, weighed by it, add up to that of the batch."""
+class BatchSlice:
+    """Some rows of a batch, a `share` of it: means of slices, weighted by it, add up to that of the batch."""
 
     inputs: Any
     targets: Any
     share: float
 
 
-def split(inputs: Any, targets: Any, *, parts: int) -> list[Part]:
-    """As equal parts as possible, none of them empty. What is None (not needed here) stays None."""
+def split(inputs: Any, targets: Any, *, parts: int) -> list[BatchSlice]:
+    """Split into parts as equal as possible, none of them empty. What is None (not needed here) stays None."""
     if parts == 1:
-        return [Part(inputs, targets, 1.0)]
+        return [BatchSlice(inputs, targets, 1.0)]
     rows = num_rows(targets if targets is not None else inputs)
     if rows is not None and rows < parts:
         raise MethodError(
-            f"a batch must have a row or more for each of its {parts} parts, but has {rows}; "
-            "leave such a batch out (drop_last=True), or take fewer micro-batches or replicas"
+            f"a batch must have at least one row for each of its {parts} parts, but has {rows}; "
+            "leave such a batch out (drop_last=True), or use fewer micro-batches or replicas"
         )
     if rows is None:
         shares = [1 / parts] * parts
     else:
         shares = [len(part) / rows for part in torch.arange(rows).tensor_split(parts)]
     return [
-        Part(_part(inputs, parts, index), _part(targets, parts, index), share) for index, share in enumerate(shares)
+        BatchSlice(_part(inputs, parts, index), _part(targets, parts, index), share)
+        for index, share in enumerate(shares)
     ]
 
 
 def num_rows(values: Any) -> int | None:
-    """Of the first tensor found; None if there is none."""
+    """Return the rows of the first tensor; None if there is no tensor."""
     if isinstance(values, Tensor):
         return len(values) if values.dim() else None
     if isinstance(values, dict):
@@ -53,7 +54,7 @@ def num_rows(values: Any) -> int | None:
 
 
 def to_device(values: Values, device: torch.device) -> Values:
-    """All tensors of a nested value on the device."""
+    """Return the nested value with all its tensors on the device."""
     return _mapped(values, lambda tensor: tensor.to(device, non_blocking=True))  # type: ignore[no-any-return]
 
 

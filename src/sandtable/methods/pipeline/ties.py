@@ -1,8 +1,8 @@
-"""Tied weights: one parameter that several stages hold a copy of, such as an embedding that is the output layer, too.
+"""Tied weights: one parameter of which several stages hold a copy, such as an embedding that is also the output layer.
 
-Each copy gets a gradient in its own stage. Their sum is the gradient of the one parameter; with the same sum on all
-ranks that hold a copy, the copies stay equal. Each sends its gradient to the others as soon as it has it, and adds them
-up in the order of the stages when it makes the update, so that the sums are the same to the bit.
+Each copy gets a gradient in its own stage. Their sum is the gradient of the parameter; with the same sum on all ranks
+that hold a copy, the copies stay equal. Each rank sends its gradient to the others as soon as it has it, and adds them
+up in stage order when it makes the update, so that the sums are bit-identical.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sandtable.errors import MethodError
-from sandtable.methods.pipeline.layout import Layout
+from sandtable.methods.pipeline.layout import StageLayout
 from sandtable.methods.pipeline.links import Links
 
 __all__ = ["Tie", "Ties", "check_copies", "find_ties"]
@@ -24,7 +24,7 @@ class Ties:
     """The ties between stages of one pipeline, as seen from one rank."""
 
     def __init__(
-        self, ties: Sequence[Tie], modules: Mapping[int, nn.Module], *, layout: Layout, rank: int, links: Links
+        self, ties: Sequence[Tie], modules: Mapping[int, nn.Module], *, layout: StageLayout, rank: int, links: Links
     ) -> None:
         self._links = links
         self._rank = rank
@@ -40,19 +40,19 @@ class Ties:
 
     @torch.no_grad()
     def start_equal(self) -> None:
-        """All copies as the first stage has them."""
+        """Set all copies to the first stage's."""
         self._send([parameter for parameter, _ in self._copies])
         for parameter, values in zip(self._parameters, self._receive(self._parameters), strict=True):
             parameter.copy_(values[0])
 
     @torch.no_grad()
     def send(self) -> None:
-        """Tell the others the gradients there are; a copy without one counts as zero."""
+        """Send this rank's gradients to the other holders; a copy without one counts as zero."""
         self._send(self._gradients())
 
     @torch.no_grad()
     def add_up(self) -> None:
-        """All copies have the sum of the gradients sent; this rank's are those that its copies have now."""
+        """Set the gradient of every copy to the sum of those sent, with this rank's current gradients as its own."""
         for parameter, gradients in zip(self._parameters, self._receive(self._gradients()), strict=True):
             total = gradients[0].clone()
             for gradient in gradients[1:]:
@@ -64,25 +64,25 @@ class Ties:
         return [parameter for parameter, _ in self._copies]
 
     def _gradients(self) -> list[Tensor]:
-        return [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
+        return [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self._parameters]
 
     def _send(self, values: Sequence[Tensor]) -> None:
         for value, (_, holders) in zip(values, self._copies, strict=True):
-            # The update may write over what is still on its way.
-            parcel = value.detach().clone()
+            # The update may overwrite the value while it is still being sent.
+            sent = value.detach().clone()
             for holder in holders:
                 if holder != self._rank:
-                    self._links.ties_out.send(holder, self._num_sent, [parcel])
+                    self._links.ties_out.send(holder, self._num_sent, [sent])
                     self._links.ties_in.expect(self._key(self._num_sent, holder), holder)
             self._num_sent += 1
 
     def _receive(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
-        """For each tie what its holders sent, in their order."""
-        found = []
+        """Return for each tie what its holders sent, in their order."""
+        received = []
         for value, (_, holders) in zip(own, self._copies, strict=True):
-            found.append([value if each == self._rank else self._take(each) for each in holders])
+            received.append([value if holder == self._rank else self._take(holder) for holder in holders])
             self._num_added += 1
-        return found
+        return received
 
     def _take(self, holder: int) -> Tensor:
         message = self._links.ties_in.take(self._key(self._num_added, holder), what="a tied parameter's gradient")
@@ -95,7 +95,7 @@ class Ties:
 
 
 def find_ties(stages: Sequence[nn.Module | None]) -> list[Tie]:
-    """Parameters that are in more than one of the stages given."""
+    """Return the parameters that more than one of the given stages holds."""
     places: dict[nn.Parameter, list[tuple[int, str]]] = {}
     for number, stage in enumerate(stages):
         for name, parameter in stage.named_parameters() if isinstance(stage, nn.Module) else ():
@@ -104,7 +104,7 @@ def find_ties(stages: Sequence[nn.Module | None]) -> list[Tie]:
 
 
 def check_copies(ties: Sequence[Tie], modules: Mapping[int, nn.Module]) -> None:
-    """Every copy held here must be there; copies on one rank must be one Parameter."""
+    """Check that every copy held here exists, and that copies on one rank are one Parameter."""
     for stage, name in (copy for tie in ties for copy in tie):
         if stage in modules and name not in (names := dict(modules[stage].named_parameters(remove_duplicate=False))):
             raise MethodError(
@@ -114,12 +114,12 @@ def check_copies(ties: Sequence[Tie], modules: Mapping[int, nn.Module]) -> None:
     for tie in ties:
         if len(copies := _copies(tie, modules)) > 1:
             raise MethodError(
-                f"copies of a tied parameter on one rank must be one and the same Parameter, but {list(tie)} are "
-                f"{len(copies)} different ones; assign one to the other before the pipeline is made"
+                f"copies of a tied parameter on one rank must be the same Parameter, but {list(tie)} are "
+                f"{len(copies)} different ones; assign one to the other before making the pipeline"
             )
 
 
 def _copies(tie: Tie, modules: Mapping[int, nn.Module]) -> list[nn.Parameter]:
-    """The copies held here; one that has two names counts once."""
-    found = [modules[stage].get_parameter(name) for stage, name in tie if stage in modules]
-    return list({id(parameter): parameter for parameter in found}.values())
+    """Return the copies held here; one with two names counts once."""
+    copies = [modules[stage].get_parameter(name) for stage, name in tie if stage in modules]
+    return list({id(parameter): parameter for parameter in copies}.values())

@@ -1,13 +1,13 @@
-"""Trace: a model as a row of layers.
+"""Trace: turn a model into a chain of layers.
 
-A layer is one call of a leaf module, as a person would count them, and the functions after it (add, cat, view, relu)
+A layer is one call of a leaf module, as a person would count layers, and the functions after it (add, cat, view, relu)
 up to the next:
 
     conv1 │ bn1 + relu │ conv2 │ bn2 + add + relu │ ...
 
 A function belongs to the last of the layers it reads from; one that reads from none, to the first layer that reads it.
-Numbers (sizes, devices) belong to no layer: they are worked out again wherever they are needed, from the tensor they
-were read from or one of its shape. So they follow a smaller last minibatch, and only tensors cross between layers.
+Numbers (sizes, devices) belong to no layer: they are computed again wherever they are needed, from the tensor they were
+read from or one of its shape. So they follow a smaller last minibatch, and only tensors cross between layers.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from torch.fx.node import map_aggregate
 
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline.modes import BY_MODE, ByMode, in_other_mode, join_modes
-from sandtable.methods.pipeline.refused import Refused
-from sandtable.methods.pipeline.tracer import KIND, OVERWRITES, SHAPES, Tracer, tensors_in
+from sandtable.methods.pipeline.tracer import KIND, OVERWRITES, SHAPES, Refused, Tracer, tensors_in
 
 __all__ = ["TracedModel", "trace", "unchanged"]
 
 _SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "nelement", "is_floating_point")
 _SHAPE_ATTRIBUTES = ("shape", "device")
 _TOLERANCE = 1e-2
-"""Of the largest component: in evaluation torch.nn has faster kernels that round in another way."""
-_REMEDY = "take the part that cannot be traced into a module of its own, give an nn.Sequential, or cut stages by hand"
+"""Relative to the largest component: in evaluation, torch.nn has faster kernels that round differently."""
+_REMEDY = "move the part that cannot be traced into its own module, give an nn.Sequential, or cut stages by hand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,13 +44,13 @@ class TracedModel:
     model: nn.Module
     graph: fx.Graph
     names: tuple[str, ...]
-    """Of the layers: their modules'; a module that is called again has #2 behind its name."""
+    """The layers' names: those of their modules, with #2 appended where a module is called a second time."""
     layer_of: Mapping[fx.Node, int]
-    """Of every node that makes a tensor; the model's inputs and attributes belong to no layer."""
+    """The layer of every node that makes a tensor; the model's inputs and attributes belong to no layer."""
     attributes: Mapping[str, Any]
-    """What the graph has names for and the model has not: tensors that forward makes from nothing."""
+    """What only the graph has names for: tensors that forward makes from nothing."""
     whole: Mapping[str, str] = field(default_factory=dict)
-    """Modules that could not be traced inside, so that each is one layer, and why."""
+    """Modules that could not be traced inside, so that each is one layer, with the reason."""
     has_both_modes: bool = True
     """False if training and evaluation differ in more than constants, so that only the traced one is known."""
 
@@ -67,21 +66,21 @@ class TracedModel:
         return self.graph.output_node()
 
     def readers(self, *, of_shapes: bool = False) -> dict[fx.Node, set[int]]:
-        """The layers that read each tensor, or its shape, by the node that makes it.
+        """Return the layers that read each tensor, or its shape, keyed by the node that makes it.
 
         The model's output counts as one more layer.
         """
-        found: dict[fx.Node, set[int]] = {}
+        readers: dict[fx.Node, set[int]] = {}
         for node in self.graph.nodes:
             layer = len(self) if node.op == "output" else self.layer_of.get(node)
             if layer is not None:
                 for source, is_shape in tensors_read(node):
                     if is_shape == of_shapes:
-                        found.setdefault(source, set()).add(layer)
-        return found
+                        readers.setdefault(source, set()).add(layer)
+        return readers
 
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """From a layer to one that reads a tensor it makes."""
+        """Return the pairs of a layer and one that reads a tensor it makes."""
         pairs = {
             (self.layer_of[source], reader)
             for source, readers in self.readers().items()
@@ -91,24 +90,24 @@ class TracedModel:
         return tuple(sorted(pairs))
 
     def attribute(self, name: str) -> Any:
-        """The module, parameter, buffer or constant that the graph calls `name`."""
+        """Return the module, parameter, buffer or constant that the graph calls `name`."""
         if name in self.attributes:
             return self.attributes[name]
-        found: Any = self.model
+        value: Any = self.model
         for part in name.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
 def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> TracedModel:
-    """Trace what the model does with these inputs, given by position; the model stays as it is."""
+    """Trace what the model does with these inputs, given by position; the model is left unchanged."""
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    if not inputs or not all(isinstance(each, Tensor) for each in inputs):
-        kinds = ", ".join(type(each).__name__ for each in inputs) or "none"
-        raise MethodError(f"example inputs must be one tensor or more, but got {kinds}; give one minibatch as trained")
+    if not inputs or not all(isinstance(value, Tensor) for value in inputs):
+        kinds = ", ".join(type(value).__name__ for value in inputs) or "none"
+        raise MethodError(f"example inputs must be one or more tensors, but got {kinds}; give a training minibatch")
     with unchanged(model), torch.no_grad():
-        # An error of the model itself comes from here, as it would in training.
-        result = model(*(each.clone() for each in inputs))
+        # An error of the model itself is raised here, as it would be in training.
+        result = model(*(value.clone() for value in inputs))
     whole: dict[str, str] = {}
     tracer, constants = _traced(model, inputs, whole)
     _check_result(model, result, tracer)
@@ -132,18 +131,18 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced
 
 
 def _traced(model: nn.Module, inputs: Sequence[Tensor], whole: dict[str, str]) -> tuple[Tracer, dict[str, Tensor]]:
-    """A tracer that has come to the end; modules that it cannot trace are put into `whole`, and it starts again."""
+    """Return a tracer that has finished; put each module it cannot trace into `whole`, and start again."""
     while True:
         with unchanged(model) as constants:
             try:
-                tracer = Tracer([each.clone() for each in inputs], frozenset(whole))
+                tracer = Tracer([value.clone() for value in inputs], frozenset(whole))
                 tracer.trace(model)
                 return tracer, constants
             except Refused as stopped:
                 whole[stopped.path] = str(stopped)
             except Exception as error:
                 raise MethodError(
-                    f"a model must do the same for every minibatch to be traced, but {type(model).__name__} does not: "
+                    f"to be traced, a model must do the same for every minibatch, but {type(model).__name__} does not: "
                     f"{Refused('', error)}; {_REMEDY}"
                 ) from error
 
@@ -162,13 +161,13 @@ def _join_other_mode(
 
 
 def _check_result(model: nn.Module, result: Any, tracer: Tracer) -> None:
-    """The same inputs and random numbers must have given the same result."""
+    """Check that the trace gives the same result for the same inputs and random numbers."""
     traced = map_aggregate(tracer.graph.output_node().args[0], tracer.value)
     pairs = list(zip_longest(tensors_in(result), tensors_in(traced)))
     if all(one is not None and other is not None and _is_close(one, other) for one, other in pairs):
         return
     raise MethodError(
-        f"a traced model must give what the model gives, but {type(model).__name__} gives something else when it is "
+        f"a traced model must return what the model returns, but {type(model).__name__} returns something else when "
         f"traced: it does what a trace does not see; {_REMEDY}"
     )
 
@@ -185,7 +184,7 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 
 def tensors_read(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
-    """The nodes whose tensors `node` reads, directly or for a number of theirs, and whether only the shape matters.
+    """Yield the nodes whose tensors `node` reads, directly or through a number, and whether only the shape matters.
 
     Attributes of the model are not among them.
     """
@@ -200,7 +199,7 @@ def tensors_read(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Buffers and random numbers are afterwards what they were; tensors put on the model meanwhile are handed over."""
+    """Restore buffers and random state afterwards; yield a dict that then holds tensors put on the model meanwhile."""
     before = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -223,7 +222,7 @@ def unchanged(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _layers(graph: fx.Graph) -> tuple[tuple[str, ...], dict[fx.Node, int]]:
-    """Names of the layers, and the layer of every node that makes a tensor."""
+    """Return the names of the layers, and the layer of every node that makes a tensor."""
     names: list[str] = []
     calls: Counter[Any] = Counter()
     layer_of: dict[fx.Node, int] = {}
@@ -237,15 +236,15 @@ def _layers(graph: fx.Graph) -> tuple[tuple[str, ...], dict[fx.Node, int]]:
             names.append(f"{node.target}#{calls[node.target]}" if calls[node.target] > 1 else str(node.target))
             layer_of[node] = len(names) - 1
         else:
-            known = [max(layer_of.get(each, -1), written.get(each, -1)) for each, _ in tensors_read(node)]
-            known += [layer_of.get(reader, -1) for each in node.meta.get(OVERWRITES, ()) for reader in each.users]
+            known = [max(layer_of.get(source, -1), written.get(source, -1)) for source, _ in tensors_read(node)]
+            known += [layer_of.get(reader, -1) for target in node.meta.get(OVERWRITES, ()) for reader in target.users]
             if max(known, default=-1) < 0:
                 free.append(node)
                 continue
             layer_of[node] = max(known)
         written.update(dict.fromkeys(node.meta.get(OVERWRITES, ()), layer_of[node]))
     for node in graph.output_node().all_input_nodes:
-        if isinstance(node.target, type):  # the class of the result, put together at the very end
+        if isinstance(node.target, type):  # the class of the result, assembled at the very end
             layer_of[node] = len(names) - 1
     for node in reversed(free):
         layer_of[node] = min((layer_of[reader] for reader in _users(node) if reader in layer_of), default=0)
@@ -263,7 +262,7 @@ def _asks_for_shape(node: fx.Node) -> bool:
 
 
 def _users(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads the tensor, also for a number of it."""
+    """Yield the nodes that read the tensor, directly or through a number."""
     for user in node.users:
         if user.op not in ("output", "call_module") and _is_number(user):
             yield from _users(user)
@@ -272,7 +271,7 @@ def _users(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _take_apart(tracer: Tracer, layer_of: dict[fx.Node, int], *, last: int) -> None:
-    """Where a layer reads another's tuple of tensors as a whole, let it read them one by one: only tensors cross."""
+    """Let layers read another layer's tuple of tensors one by one, so that only tensors cross."""
     for node in list(tracer.graph.nodes):
         if node.meta.get(KIND) != "tensors" or node not in layer_of:
             continue
@@ -286,7 +285,7 @@ def _take_apart(tracer: Tracer, layer_of: dict[fx.Node, int], *, last: int) -> N
 
 
 def _parts(tracer: Tracer, node: fx.Node, layer_of: dict[fx.Node, int]) -> Any:
-    """The tuple again, made of nodes that take one tensor each out of `node`."""
+    """Return the tuple rebuilt from nodes that each take one tensor out of `node`."""
     value = node.meta[SHAPES]
     if not isinstance(value, dict | tuple | list):
         return node if isinstance(value, Tensor) else value

@@ -1,21 +1,21 @@
 """The tracer: torch.fx, with a real value behind every proxy.
 
-While torch.fx writes down what a model's forward does, every step is carried out on the example inputs beside it. So a
-question that Python asks of a number (`if x.size(1) > 512`, `for i in range(depth)`, `len(x)`) has an answer, and
-shapes and bytes are known. A question about a tensor's *values* has none: the answer would hold for this minibatch
-only.
+While torch.fx records what a model's forward does, every step also runs on the example inputs. So questions that Python
+asks about a number (`if x.size(1) > 512`, `for i in range(depth)`, `len(x)`) have answers, and shapes and bytes are
+known. A question about a tensor's *values* has none: the answer would hold for this minibatch only.
 
-A module is a *leaf*, written down as one call, if torch.nn has it, if it has no modules inside, or if it could not be
-traced when it was tried.
+A module is a *leaf*, recorded as one call, if torch.nn defines it, if it contains no modules, or if tracing it failed.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -25,22 +25,31 @@ from torch.fx.node import map_aggregate
 from torch.fx.proxy import Attribute, TraceError
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sandtable.methods.pipeline.refused import Refused
-
-__all__ = ["DTYPE", "KIND", "OVERWRITES", "SHAPES", "SIZE_BYTES", "Tracer", "tensors_in"]
+__all__ = ["DTYPE", "KIND", "OVERWRITES", "SHAPES", "SIZE_BYTES", "Refused", "Tracer", "tensors_in"]
 
 KIND = "sandtable_kind"
 """In a node's meta: "tensor", "tensors" (a tuple with tensors in it) or "number" (anything else)."""
 SIZE_BYTES = "sandtable_size_bytes"
 DTYPE = "sandtable_dtype"
 SHAPES = "sandtable_shapes"
-"""What the node stands for, with tensors on the meta device."""
+"""The node's value, with tensors on the meta device."""
 OVERWRITES = "sandtable_overwrites"
 """Nodes whose tensors share the memory that this node writes to."""
 
 _CONTAINERS = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer)
 _FACTORIES = ("empty", "ones", "rand", "randn", "zeros")
 _CONSTANT = (bool, int, float, str, torch.dtype, torch.layout, type(None))
+
+
+class Refused(Exception):
+    """Tracing failed with `error` inside the module named `path` ("" is the model itself).
+
+    The message gives the reason, and the place in the model's own code.
+    """
+
+    def __init__(self, path: str, error: Exception) -> None:
+        super().__init__(f"{_reason(error)}{_place(error)}")
+        self.path = path
 
 
 class Tracer(fx.Tracer):
@@ -51,7 +60,7 @@ class Tracer(fx.Tracer):
     def __init__(self, inputs: Sequence[Tensor], whole: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.returned: Any = None
-        """What forward returned, made of proxies."""
+        """What forward returned, as proxies."""
         self._inputs = inputs
         self._plain_values: dict[fx.Node, Any] = {}
         self._held: WeakValueDictionary[fx.Node, _Held] = WeakValueDictionary()
@@ -68,7 +77,7 @@ class Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        """One placeholder for each input given; other arguments of forward keep their defaults."""
+        """Make one placeholder per input given; other arguments of forward keep their defaults."""
         proxies = []
         for number, value in enumerate(self._inputs):
             proxies.append(self.proxy(self.create_node("placeholder", f"input_{number}", (), {})))
@@ -109,43 +118,43 @@ class Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> fx.Proxy:
         if _modes() != self._modes:
-            raise TraceError("gradients or autocast are switched on or off for a part of it")
+            raise TraceError("it switches gradients or autocast on or off for a part of its work")
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         assert isinstance(proxy, _Proxy)
-        proxy.held = self._carry_out(proxy.node)
+        proxy.held = self._execute(proxy.node)
         return proxy
 
     def create_arg(self, a: Any) -> Any:
         if is_dataclass(type(a)) and issubclass(type(a), dict):  # as Hugging Face's models return their results
-            found: Any = self.create_node("call_function", type(a), (), {key: self.create_arg(a[key]) for key in a})
+            argument: Any = self.create_node("call_function", type(a), (), {key: self.create_arg(a[key]) for key in a})
         else:
-            found = super().create_arg(a)
-        if isinstance(found, fx.Node) and KIND not in found.meta:
-            self._kept.append(self._carry_out(found))
-        return found
+            argument = super().create_arg(a)
+        if isinstance(argument, fx.Node) and KIND not in argument.meta:
+            self._kept.append(self._execute(argument))
+        return argument
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         return bool(self.plain(obj, "if"))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         value = self.value(obj.node)
-        return iter([obj[k] for k in range(len(value))])  # type: ignore[index]
+        return iter([obj[index] for index in range(len(value))])  # type: ignore[index]
 
     def keys(self, obj: fx.Proxy) -> Any:
         return self.value(obj.node).keys()
 
-    def plain(self, obj: fx.Proxy, asked: str) -> Any:
-        """The number behind a proxy, for Python to go on with."""
+    def plain(self, obj: fx.Proxy, operation: str) -> Any:
+        """Return the number behind a proxy, for Python to use."""
         value = self.value(obj.node)
         if isinstance(value, Tensor):
-            raise TraceError(f"Python asks for the value of a tensor ({asked}), which each minibatch answers anew")
+            raise TraceError(f"Python asks for the value of a tensor ({operation}), which differs in every minibatch")
         return value
 
     @contextmanager
     def _instances(self, module: Any) -> Iterator[None]:
-        """Where the module's forward is written, `isinstance(x, Tensor)` is answered by the value behind a proxy.
+        """Within the module's source file, let `isinstance(x, Tensor)` look at the value behind a proxy.
 
-        A proxy must not say so itself: torch's C++ would believe it.
+        A proxy itself must not claim to be a tensor: torch's C++ would believe it.
         """
 
         def is_instance(what: Any, kinds: Any) -> bool:
@@ -164,14 +173,14 @@ class Tracer(fx.Tracer):
                 written.pop("isinstance", None)
 
     def value(self, part: Any) -> Any:
-        """What a node stands for, while somebody could still read it; anything else stands for itself."""
+        """Return the value of a node, while it can still be read; anything else is its own value."""
         if not isinstance(part, fx.Node):
             return part
         return self._plain_values[part] if part in self._plain_values else self._held[part].value
 
-    def _carry_out(self, node: fx.Node) -> _Held:
-        """Do for real what the node says, and keep what came of it."""
-        args, kwargs = (map_aggregate(each, self.value) for each in (node.args, node.kwargs))
+    def _execute(self, node: fx.Node) -> _Held:
+        """Run the node on real values, and keep the result."""
+        args, kwargs = (map_aggregate(arguments, self.value) for arguments in (node.args, node.kwargs))
         before = {source: _version(self.value(source)) for source in node.all_input_nodes}
         self._is_running = True
         try:
@@ -182,7 +191,7 @@ class Tracer(fx.Tracer):
         written = [source for source, version in before.items() if _version(self.value(source)) != version]
         if written:
             memory = set().union(*(self._memory[source] for source in written))
-            node.meta[OVERWRITES] = [each for each, own in self._memory.items() if own & memory]
+            node.meta[OVERWRITES] = [other for other, own in self._memory.items() if own & memory]
         return self.keep(node, value)
 
     def _result(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,7 +204,7 @@ class Tracer(fx.Tracer):
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def keep(self, node: fx.Node, value: Any) -> _Held:
-        """What the node stands for, as long as what is returned lives, and what others want to know of it."""
+        """Keep the node's value while the returned object lives, and describe it in the node's meta."""
         held, tensors = _Held(value), list(tensors_in(value))
         if tensors:
             self._held[node] = held
@@ -210,7 +219,7 @@ class Tracer(fx.Tracer):
 
 
 class _Held:
-    """A value that lives as long as a proxy for it: then nobody can ask for it any more, and its memory is free."""
+    """A value that lives as long as a proxy for it; then nothing can ask for it, and its memory is freed."""
 
     __slots__ = ("__weakref__", "value")
 
@@ -219,7 +228,7 @@ class _Held:
 
 
 class _Proxy(fx.Proxy):
-    """Stands for a tensor or a number of the model; says what the value behind it would say, as far as it may."""
+    """Stands for a tensor or a number of the model, and answers as the value behind it would where that is allowed."""
 
     tracer: Tracer
     held: _Held
@@ -250,11 +259,11 @@ class _Proxy(fx.Proxy):
 
 @contextmanager
 def _sizes_as_tuples() -> Iterator[None]:
-    """`torch.ones(rows, columns)` does not take proxies; `torch.ones((rows, columns))` does."""
+    """Turn `torch.ones(rows, columns)`, which takes no proxies, into `torch.ones((rows, columns))`, which does."""
 
     def tupled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def made(*size: Any, **options: Any) -> Tensor:
-            has_proxy = len(size) > 1 and any(issubclass(type(each), fx.Proxy) for each in size)
+            has_proxy = len(size) > 1 and any(issubclass(type(length), fx.Proxy) for length in size)
             return make(size, **options) if has_proxy else make(*size, **options)
 
         return made
@@ -275,25 +284,25 @@ def _modes() -> tuple[bool, ...]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a result, however they are packed."""
+    """Yield the tensors of a nested result."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_in(each)
+        for item in value.values():
+            yield from tensors_in(item)
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)
+        for item in value:
+            yield from tensors_in(item)
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with other tensors in it."""
+    """Return the nested value with its tensors changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _map_tensors(each, change) for key, each in value.items()}
+        return {key: _map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_map_tensors(each, change) for each in value]
+        return [_map_tensors(item, change) for item in value]
     return value
 
 
@@ -302,5 +311,17 @@ def _version(value: Any) -> int:
 
 
 def _memory(tensor: Tensor) -> StorageWeakRef:
-    """Equal for tensors that share memory; it keeps none, but no other memory will be taken for the same."""
+    """Return a weak reference, equal for tensors that share memory and for no others."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _reason(error: Exception) -> str:
+    first = "".join(str(error).strip().splitlines()[:1])
+    return first if isinstance(error, TraceError) and first else f"{type(error).__name__} {first}".strip()
+
+
+def _place(error: Exception) -> str:
+    """Return the last line of the model's own code in the traceback."""
+    others = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,7 +1,7 @@
-"""A shard on the disk: written beside the old one, made durable, then put in its place.
+"""A shard on disk: written beside the old file, made durable, then moved into its place.
 
-At any moment, also when the machine loses power, the file under its name is one whole checkpoint: the last that was
-finished. It is read back with torch's weights-only loader, which runs no code.
+At any moment, even after a power cut, the file is one complete checkpoint: the last that was finished. torch's
+weights-only loader, which runs no code, reads it back.
 """
 
 import os
@@ -22,7 +22,7 @@ def checkpoint_path(directory: str | Path, *, shard: int, num_shards: int) -> Pa
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Returns when `state` would survive a power cut."""
+    """Write `state`, and return when it would survive a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     with open(unfinished, "wb") as file:
@@ -38,20 +38,20 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path, *, digest: str) -> dict[str, Any] | None:
-    """The checkpoint at `path` if there is one; it must be of the same model, sharded the same way."""
+    """Return the checkpoint at `path` if there is one; it must be of the same model and sharding."""
     if not path.exists():
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        found = state["format"], state["digest"]
+        file_format, file_digest = state["format"], state["digest"]
     except Exception as error:
         raise MethodError(
             f"{path} must be a checkpoint of a parameter server, but cannot be read as one ({error}); "
             "move it away to start from the beginning"
         ) from None
-    if found != (_FORMAT, digest):
+    if (file_format, file_digest) != (_FORMAT, digest):
         raise MethodError(
             f"{path} must be a checkpoint of this model and sharding ({digest}, format {_FORMAT}), but is of "
-            f"{found[1]}, format {found[0]}; give another directory, or move it away to start from the beginning"
+            f"{file_digest}, format {file_format}; give another directory, or move it away to start from the beginning"
         )
     return dict(state)

@@ -1,4 +1,4 @@
-"""A worker's side: push gradients, pull weights.
+"""The worker's side: push gradients, pull weights.
 
     client = ServerClient(model, sync=Asynchronous(), exchange=ParameterServer(shards=2))
     for inputs, targets in loader:
@@ -6,7 +6,7 @@
         client.step()
     client.done()
 
-Each server is spoken to in a thread of its own, so that all of them work at the same time.
+Each server has its own thread, so that all servers work at the same time.
 """
 
 import atexit
@@ -24,27 +24,26 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from sandtable.errors import MethodError
-from sandtable.methods.server.coding import Encoder, SettingsOfCodec, expected_bytes, limit_bytes, lossy
-from sandtable.methods.server.directory import directory_for
-from sandtable.methods.server.discipline import check_sync
-from sandtable.methods.server.lines import Answer, Lines
-from sandtable.methods.server.link import Link
-from sandtable.methods.server.message import Kind
-from sandtable.methods.server.plan import Plan
-from sandtable.methods.server.service import Identity
+from sandtable.methods.server.addresses import address_registry
+from sandtable.methods.server.codecs import CodecSettings, Encoder, expected_bytes, limit_bytes, lossy
+from sandtable.methods.server.connection import ServerConnection
+from sandtable.methods.server.connection_pool import Answer, ConnectionPool
+from sandtable.methods.server.flat_parameters import FlatParameters
+from sandtable.methods.server.message import Identity, MessageKind
 from sandtable.methods.server.settings import ParameterServer
-from sandtable.methods.server.tables import Tables
+from sandtable.methods.server.shard_plan import ShardPlan
+from sandtable.methods.server.sync import ServerSync, check_sync
 
 __all__ = ["ServerClient", "ServerCounters", "StepCost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounters:
-    """What a worker has exchanged so far. Bytes are those given to and taken from the sockets, headers included.
+    """What a worker has exchanged so far. Bytes are counted at the sockets, headers included.
 
-    `communication_s` is the time in requests less `waiting_s`, the time servers held this worker back for others.
-    `largest_lead` is how many steps it was ahead of the slowest when it went on; `num_late` counts its pushes that came
-    after their round (bulk-synchronous, after it was lost and came back) and were not used.
+    `communication_s` is the time in requests minus `waiting_s`, the time servers held this worker back for others.
+    `largest_lead` is how many steps it was ahead of the slowest when it continued; `num_late` counts pushes that came
+    after their round (bulk-synchronous, after the worker was lost and came back) and were not used.
     """
 
     num_messages: int = 0
@@ -69,10 +68,10 @@ class StepCost:
 
 
 class ServerClient:
-    """A worker of a parameter-server job. When it is made, it joins and the model takes the servers' weights.
+    """A worker of a parameter-server job. Its constructor joins the job and puts the servers' weights into the model.
 
     `optimizer`, if given, is not stepped: servers have their own. But when a scheduler changes its learning rates, they
-    are sent along and the servers take them over. `worker` is this worker's number, known from torchrun unless given.
+    are sent along and the servers adopt them. `worker` is this worker's number, known from torchrun unless given.
     """
 
     def __init__(
@@ -80,9 +79,9 @@ class ServerClient:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        sync: object,
+        sync: ServerSync,
         exchange: ParameterServer,
-        compression: SettingsOfCodec | None = None,
+        compression: CodecSettings | None = None,
         store: Store | None = None,
         worker: int | None = None,
         seed: int = 0,
@@ -93,17 +92,17 @@ class ServerClient:
         self._optimizer = optimizer
         self._compression = compression
         self._first_rates, self._rates_have_changed = _rates(optimizer), False
-        self._plan = Plan.make(model, num_shards=exchange.shards, cut=exchange.cut)
-        self._tables = Tables(model, self._plan)
+        self._plan = ShardPlan.make(model, num_shards=exchange.shards, cut=exchange.cut)
+        self._flat = FlatParameters(model, self._plan)
         self._encoders = [
-            Encoder(parts, compression, self._tables.devices(shard), seed + self.worker)
+            Encoder(parts, compression, self._flat.devices(shard), seed + self.worker)
             for shard, parts in enumerate(self._plan.shards)
         ]
-        directory, session = directory_for(exchange, store), uuid.uuid4().hex
-        self._lines = Lines(
+        registry, session = address_registry(exchange, store), uuid.uuid4().hex
+        self._pool = ConnectionPool(
             [
-                Link(
-                    directory,
+                ServerConnection(
+                    registry,
                     Identity(shard=shard, digest=self._plan.digest, sync=repr(sync), compression=repr(compression)),
                     worker=self.worker,
                     session=session,
@@ -116,19 +115,19 @@ class ServerClient:
         self._communication_s = self._waiting_s = 0.0
         self._num_pushes = self._num_pulls = self._num_late = self._largest_lead = 0
         self._is_over = False
-        welcomes = self._on_all(lambda shard: self._lines.links[shard].open())
+        welcomes = self._on_all(lambda shard: self._pool.connections[shard].open())
         self.clock = max(welcome["clock"] for welcome in welcomes)
         self._barrier = welcomes[0]["barrier"]
         self._align()
         self._clocks = [self.clock] * self.num_shards
         self.pull()
-        # Until now it waited for servers to start, which is nobody's communication.
+        # Until now it waited for servers to start, which is not communication.
         self._communication_s = self._waiting_s = 0.0
         atexit.register(self._at_exit)
 
     @property
     def counters(self) -> ServerCounters:
-        traffic = self._lines.traffic
+        traffic = self._pool.traffic
         return ServerCounters(
             num_messages=traffic.num_messages,
             sent_bytes=traffic.sent_bytes,
@@ -144,7 +143,7 @@ class ServerClient:
 
     @property
     def cost(self) -> StepCost:
-        """What `step` sends and receives, by formula, without headers."""
+        """What `step` sends and receives, computed, without headers."""
         shards = self._plan.shards
         return StepCost(
             num_messages=2 * len(shards),
@@ -153,45 +152,48 @@ class ServerClient:
         )
 
     @property
-    def tables(self) -> Tables:
-        """Gradients and weights of the model as the shards cut them."""
-        return self._tables
+    def flat_parameters(self) -> FlatParameters:
+        """Gradients and weights of the model, cut by shard."""
+        return self._flat
 
     @property
     def num_shards(self) -> int:
-        return len(self._lines.links)
+        return len(self._pool.connections)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients only accumulate in here. They do so until `step` anyway; this is for loops that say it."""
+        """Accumulate gradients. They do so until `step` anyway; this is for loops that use `no_sync`."""
         yield
 
     def step(self) -> None:
-        """Push the gradients, pull the weights, forget the gradients: one message to each server and one back."""
+        """Push the gradients, pull the weights, clear the gradients: one message to each server and one back."""
         self._push(None, pull=True)
-        for parameter in self._tables.parameters():
+        for parameter in self._flat.parameters():
             parameter.grad = None
         sys.audit("sandtable.step")
 
     def push(self, gradients: Sequence[Tensor | None] | None = None) -> None:
-        """Push what is in `.grad`, or `gradients`: one for each trainable parameter, in the model's order.
+        """Push what is in `.grad`, or `gradients`: one per trainable parameter, in the model's order.
 
-        Returns when every server has applied it. The model's weights stay as they are until the next pull.
+        Returns when every server has applied it. The model's weights do not change until the next pull.
         """
         self._push(gradients, pull=False)
 
     def pull(self) -> None:
         """Put the servers' weights into the model."""
-        self._gauge(self._on_all(lambda shard: self._request(shard, Kind.PULL, {}, into=self._tables.arrival(shard))))
-        self._tables.scatter()
+        self._note_lead(
+            self._on_all(lambda shard: self._request(shard, MessageKind.PULL, {}, into=self._flat.receive_view(shard)))
+        )
+        self._flat.scatter()
         self._num_pulls += 1
 
     def push_shard(self, shard: int, vectors: Sequence[Tensor], *, pull: bool = False) -> None:
-        """Push a gradient to one shard, a vector for each dtype; with `pull` its weights arrive in the same message.
+        """Push a gradient to one shard, a vector per dtype; with `pull` its weights arrive in the answer.
 
-        For workers that are with each shard as far as that shard is: threads may talk to different shards at the same
-        time. Only with `Asynchronous`, and not together with `push` and `step`, which are about all shards. What
-        arrived is put into the model by `tables.scatter([shard])`. Changed learning rates go along, as with `push`.
+        For workers that talk to each shard at its own pace: threads may use different shards at the same time. Only
+        with `Asynchronous`, and not together with `push` and `step`, which address all shards.
+        `flat_parameters.scatter([shard])` puts what arrived into the model. Changed learning rates go along, as with
+        `push`.
         """
         payload = self._encoders[shard].encode(vectors)
         fields = {
@@ -201,53 +203,55 @@ class ServerClient:
             "absent": [],
             **self._options(),
         }
-        into = self._tables.arrival(shard) if pull else None
-        self._lines.links[shard].request(Kind.PUSH, fields, payload, clock=self._clocks[shard], into=into)
+        into = self._flat.receive_view(shard) if pull else None
+        self._pool.connections[shard].request(MessageKind.PUSH, fields, payload, clock=self._clocks[shard], into=into)
         self._clocks[shard] += 1
 
     def pull_shard(self, shard: int) -> None:
-        """Take the weights of one shard, as `push_shard` does."""
-        self._lines.links[shard].request(Kind.PULL, {}, clock=self._clocks[shard], into=self._tables.arrival(shard))
+        """Pull the weights of one shard, as `push_shard` does."""
+        self._pool.connections[shard].request(
+            MessageKind.PULL, {}, clock=self._clocks[shard], into=self._flat.receive_view(shard)
+        )
 
     def pull_after(self, num_updates: int, *, of_worker: int) -> None:
-        """Put the servers' weights into the model when every shard has had so many updates, all by `of_worker`.
+        """Put the servers' weights into the model when every shard has had this many updates, all by `of_worker`.
 
-        Waits as long as that worker is there. If it is lost or done before, the weights are taken as they are.
+        Waits while that worker is present. If it is lost or done before, the current weights are taken.
         """
         wanted = {"after": num_updates, "of_worker": of_worker}
 
         def pull(shard: int) -> Answer:
             while True:
-                answer = self._request(shard, Kind.PULL, wanted, into=self._tables.arrival(shard))
+                answer = self._request(shard, MessageKind.PULL, wanted, into=self._flat.receive_view(shard))
                 if "early" not in answer:
                     return answer
 
         self._on_all(pull)
-        self._tables.scatter()
+        self._flat.scatter()
         self._num_pulls += 1
 
     def synchronize(self) -> None:
-        """Wait until every worker is here, then take the weights: afterwards all workers have the same."""
-        self._meet()
+        """Wait until every worker is here, then pull: afterwards all workers have the same weights."""
+        self._wait_for_all()
         self.pull()
-        self._meet()
+        self._wait_for_all()
 
     def done(self) -> None:
-        """Say that this worker has finished. Nobody waits for it any more; servers return when all have said so."""
+        """Report that this worker has finished. The others no longer wait for it; servers return when all are done."""
         if self._is_over:
             return
         for shard in range(self.num_shards):
-            self._request(shard, Kind.DONE, {})
+            self._request(shard, MessageKind.DONE, {})
         self.close()
 
     def close(self) -> None:
-        """Hang up without a word: servers count this worker as lost, and go on without it."""
+        """Disconnect: servers count this worker as lost, and continue without it."""
         self._is_over = True
-        self._lines.close()
+        self._pool.close()
         atexit.unregister(self._at_exit)
 
     def state_dict(self) -> dict[str, Any]:
-        """What compression holds back. Weights and the optimizer's state are the servers', in their checkpoints."""
+        """Return the compression's residuals. Weights and the optimizer's state are in the servers' checkpoints."""
         return {"codecs": [[codec and codec.state_dict() for codec in encoder.codecs] for encoder in self._encoders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -268,21 +272,23 @@ class ServerClient:
             self.close()
 
     def _push(self, gradients: Sequence[Tensor | None] | None, *, pull: bool) -> None:
-        absent, options = self._tables.gather(gradients), self._options()
+        absent, options = self._flat.gather(gradients), self._options()
 
         def push(shard: int) -> Answer:
-            payload = self._encoders[shard].encode(self._tables.vectors(shard))
+            payload = self._encoders[shard].encode(self._flat.vectors(shard))
             fields = {
                 "clock": self.clock,
                 "pull": pull,
                 "lengths": [view.nbytes for view in payload],
-                "absent": self._tables.absent_pieces(shard, absent),
+                "absent": self._flat.absent_slices(shard, absent),
                 **options,
             }
-            return self._request(shard, Kind.PUSH, fields, payload, into=self._tables.arrival(shard) if pull else None)
+            return self._request(
+                shard, MessageKind.PUSH, fields, payload, into=self._flat.receive_view(shard) if pull else None
+            )
 
         answers = self._on_all(push)
-        self._gauge(answers)
+        self._note_lead(answers)
         self._num_pushes += 1
         self.clock += 1
         late = [answer["clock"] for answer in answers if answer.get("late")]
@@ -292,49 +298,49 @@ class ServerClient:
             self._align()
             self.pull()
         elif pull:
-            self._tables.scatter()
+            self._flat.scatter()
             self._num_pulls += 1
 
     def _options(self) -> dict[str, Any]:
-        """What servers shall take over: learning rates that a scheduler has changed."""
+        """Return options for the servers to adopt: learning rates that a scheduler has changed."""
         rates = _rates(self._optimizer)
-        # Once they have changed they are always sent: another worker, a few steps behind, may have sent older ones.
+        # Once changed they are always sent: another worker, a few steps behind, may have sent older ones.
         self._rates_have_changed = self._rates_have_changed or rates != self._first_rates
         return {"options": rates} if self._rates_have_changed else {}
 
     def _align(self) -> None:
-        """Begin at the same clock on every shard: the earliest that is over on none."""
+        """Begin at the same clock on every shard: the earliest that no shard has passed."""
         while True:
-            answers = self._on_all(lambda shard: self._request(shard, Kind.JOIN, {"clock": self.clock}))
+            answers = self._on_all(lambda shard: self._request(shard, MessageKind.JOIN, {"clock": self.clock}))
             latest = max(answer["clock"] for answer in answers)
             if latest == self.clock:
                 return
             self.clock = latest
 
-    def _meet(self) -> None:
+    def _wait_for_all(self) -> None:
         self._barrier += 1
         start = time.perf_counter()
-        answer = self._request(0, Kind.BARRIER, {"number": self._barrier})
+        answer = self._request(0, MessageKind.BARRIER, {"number": self._barrier})
         self._communication_s += time.perf_counter() - start - answer["waited_s"]
         self._waiting_s += answer["waited_s"]
 
     def _request(
         self,
         shard: int,
-        kind: Kind,
+        kind: MessageKind,
         fields: dict[str, Any],
         payload: Sequence[memoryview] = (),
         into: memoryview | None = None,
     ) -> Answer:
-        return self._lines.links[shard].request(kind, fields, payload, clock=self.clock, into=into)
+        return self._pool.connections[shard].request(kind, fields, payload, clock=self.clock, into=into)
 
-    def _on_all(self, ask: Callable[[int], Answer]) -> list[Answer]:
-        """Ask all servers at the same time. If one fails the others are hung up on: the worker cannot go on."""
+    def _on_all(self, request: Callable[[int], Answer]) -> list[Answer]:
+        """Request from all servers at the same time. If one fails, disconnect from all: the worker cannot continue."""
         if self._is_over:
-            raise MethodError("a worker that is done must not exchange any more; make a new ServerClient to join again")
+            raise MethodError("a worker that is done must not exchange again; make a new ServerClient to rejoin")
         start = time.perf_counter()
         try:
-            answers = self._lines.ask(lambda shard, _: ask(shard))
+            answers = self._pool.request_all(lambda shard, _: request(shard))
         except Exception:
             self.close()
             raise
@@ -343,11 +349,11 @@ class ServerClient:
         self._communication_s += time.perf_counter() - start - waited_s
         return answers
 
-    def _gauge(self, answers: Sequence[Answer]) -> None:
+    def _note_lead(self, answers: Sequence[Answer]) -> None:
         self._largest_lead = max(self._largest_lead, *(answer.get("lead", 0) for answer in answers))
 
     def _at_exit(self) -> None:
-        """A script that ends without `done()` has finished; one that ends by an exception is lost."""
+        """Report a script that ends without `done()` as finished, and one that ends by an exception as lost."""
         if getattr(sys, "last_type", None) is None:
             self.done()
         else:

@@ -1,8 +1,8 @@
-"""Members: the workers a server knows, and how far each of them is.
+"""Members: the workers a server knows, and how far each one is.
 
-A worker's *clock* is the number of its next push, so it counts the steps it has finished. Who is waited for: workers
-that are present, and workers that are expected, which is everybody at the start and everybody in the checkpoint
-after a restart, until their time to appear is over. Nobody waits for one that is lost or done.
+A worker's *clock* is the number of its next push, so it counts its finished steps. A server waits for workers that are
+present, and for workers that are expected: all of them at the start, and all in the checkpoint after a restart, until
+their time to appear is over. It does not wait for a worker that is lost or done.
 """
 
 import enum
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Member", "Members", "State"]
+__all__ = ["Member", "MemberState", "Members"]
 
 
-class State(enum.Enum):
+class MemberState(enum.Enum):
     EXPECTED = "expected"
     PRESENT = "present"
     LOST = "lost"
@@ -22,18 +22,18 @@ class State(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One worker. `session` changes when its process does; `version` is that of the weights it has."""
+    """One worker. `session` changes with its process; `version` is that of its weights."""
 
     worker: int
     session: str = ""
     clock: int = 0
     version: int = 0
     barrier: int = 0
-    state: State = State.EXPECTED
+    state: MemberState = MemberState.EXPECTED
 
     @property
     def is_waited_for(self) -> bool:
-        return self.state in (State.EXPECTED, State.PRESENT)
+        return self.state in (MemberState.EXPECTED, MemberState.PRESENT)
 
 
 class Members:
@@ -43,8 +43,8 @@ class Members:
         self._members = {worker: Member(worker=worker) for worker in expected}
 
     def __getitem__(self, worker: int) -> Member:
-        """The member with this number; a new one is lost until it is admitted."""
-        return self._members.setdefault(worker, Member(worker=worker, state=State.LOST))
+        """Return the member with this number; a new one counts as lost until admitted."""
+        return self._members.setdefault(worker, Member(worker=worker, state=MemberState.LOST))
 
     @property
     def waited_for(self) -> list[Member]:
@@ -52,15 +52,15 @@ class Members:
 
     @property
     def unfinished(self) -> list[Member]:
-        """Everybody who may come back, lost ones included."""
-        return [member for member in self._in_order() if member.state is not State.DONE]
+        """All members that may come back, lost ones included."""
+        return [member for member in self._in_order() if member.state is not MemberState.DONE]
 
-    def numbers(self, state: State) -> tuple[int, ...]:
+    def numbers(self, state: MemberState) -> tuple[int, ...]:
         return tuple(member.worker for member in self._in_order() if member.state is state)
 
     @property
     def slowest(self) -> int:
-        """The smallest clock among those that are waited for; if there are none, the largest anybody had."""
+        """The smallest clock among awaited members; if there are none, the largest clock of all."""
         waited_for = [member.clock for member in self.waited_for]
         return min(waited_for) if waited_for else max((m.clock for m in self._members.values()), default=0)
 
@@ -69,16 +69,16 @@ class Members:
         return max((member.barrier for member in self._members.values()), default=0)
 
     def give_up_expected(self) -> tuple[int, ...]:
-        """Nobody waits any longer for workers that have not appeared. Returns their numbers."""
-        missing = self.numbers(State.EXPECTED)
+        """Stop waiting for workers that have not appeared, and return their numbers."""
+        missing = self.numbers(MemberState.EXPECTED)
         for worker in missing:
-            self._members[worker].state = State.LOST
+            self._members[worker].state = MemberState.LOST
         return missing
 
     def expect_again(self, saved: list[list[Any]]) -> None:
-        """Know the members `saved` as [worker, session, clock, version, barrier, whether it was waited for].
+        """Restore the members `saved` as [worker, session, clock, version, barrier, whether it was awaited].
 
-        A lost one is known too: if it comes back, it must not be credited twice for a push that was applied.
+        Lost ones are restored too: a push of theirs that was applied must not count twice when they come back.
         """
         if saved:
             self._members = {
@@ -88,7 +88,7 @@ class Members:
                     clock=clock,
                     version=version,
                     barrier=barrier,
-                    state=State.EXPECTED if waited_for else State.LOST,
+                    state=MemberState.EXPECTED if waited_for else MemberState.LOST,
                 )
                 for worker, session, clock, version, barrier, waited_for in saved
             }

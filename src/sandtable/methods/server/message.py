@@ -6,8 +6,8 @@
 Little-endian. The header is small and readable; gradients and weights are the payload, sent from and received into the
 tensors' own memory. Nothing that arrives is ever unpickled, and nothing is allocated for a length above the limit.
 
-Python's audit hooks are told of every message, before it is sent and after it has arrived, so that whoever rehearses or
-measures a job sees what crosses sockets: ("sandtable.message", socket, "send" or "recv", header bytes, payload bytes).
+Every message raises an audit event, before it is sent and after it has arrived, so that a rehearsal or a measurement
+sees what crosses sockets: ("sandtable.message", socket, "send" or "recv", header bytes, payload bytes).
 """
 
 import contextlib
@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["HEAD_BYTES", "Channel", "Kind", "MalformedError", "Message", "tune"]
+__all__ = ["HEAD_BYTES", "Channel", "Identity", "MalformedError", "MessageKind", "ServerMessage", "configure_socket"]
 
 _HEAD = struct.Struct("<4sB3xIQ")
 _MAGIC = b"SAND"
 _MAX_HEADER_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 16
 HEAD_BYTES = _HEAD.size
+_PROTOCOL = 1
 
 
-class Kind(IntEnum):
-    """What a message asks or says."""
+class MessageKind(IntEnum):
+    """What a message requests or answers."""
 
     HELLO = 1
     JOIN = 2
@@ -40,7 +41,7 @@ class Kind(IntEnum):
     DONE = 6
     ANSWER = 7
     REFUSAL = 8
-    # Of Sandblaster, whose servers carry out what a coordinator asks.
+    # For Sandblaster, whose servers carry out a coordinator's requests.
     OPERATE = 9
     KEEP = 10
     KEPT = 11
@@ -49,19 +50,19 @@ class Kind(IntEnum):
 
 
 class MalformedError(Exception):
-    """Bytes that are no message of this protocol. The connection they came on cannot be trusted any more."""
+    """Bytes that are not a message of this protocol. Their connection can no longer be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ServerMessage:
     """One message. `payload` is valid until the next one is received on its channel."""
 
-    kind: Kind
+    kind: MessageKind
     fields: dict[str, Any]
     payload: memoryview
 
     def integer(self, name: str, *, default: int | None = None) -> int:
-        """A whole number of the header, 0 or more."""
+        """Return a whole number from the header, 0 or more."""
         value = self.fields.get(name, default)
         if type(value) is not int or value < 0:
             raise MalformedError(f"{self.kind.name} must have a whole number '{name}', but has {value!r}")
@@ -86,10 +87,37 @@ class Message:
         return value
 
 
-class Channel:
-    """A connected socket that speaks messages and counts them. One thread uses it at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a worker and a server must agree on before they exchange numbers."""
 
-    `stall_s` is how long it waits, in the middle of a message, for the other side to take or give one more byte.
+    shard: int
+    digest: str
+    sync: str
+    compression: str
+    byteorder: str = sys.byteorder
+    protocol: int = _PROTOCOL
+
+    def to_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def objection(self, hello: ServerMessage) -> str | None:
+        """Return how the sender of `hello` differs from this server, or None."""
+        for name, ours in self.to_fields().items():
+            theirs = hello.fields.get(name)
+            if theirs != ours:
+                worker = hello.integer("worker")
+                return (
+                    f"{name} must be the same on workers and servers, but is {theirs} on worker {worker}, {ours} here; "
+                    "start both with the same model and settings"
+                )
+        return None
+
+
+class Channel:
+    """A connected socket that sends, receives and counts messages. One thread uses it at a time.
+
+    `stall_s` is how long it waits, within a message, for the other side to accept or send one more byte.
     """
 
     def __init__(self, sock: socket.socket, *, limit_bytes: int, stall_s: float) -> None:
@@ -102,7 +130,7 @@ class Channel:
         self.sent_bytes = 0
         self.received_bytes = 0
 
-    def send(self, kind: Kind, fields: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:
+    def send(self, kind: MessageKind, fields: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:
         header = json.dumps(fields, separators=(",", ":")).encode()
         size = sum(view.nbytes for view in payload)
         opening = _HEAD.pack(_MAGIC, kind, len(header), size) + header
@@ -116,23 +144,23 @@ class Channel:
                 self._put(view)
         self.num_sent += 1
 
-    def receive(self, *, wait_s: float | None = None, into: memoryview | None = None) -> Message | None:
-        """The next message, or None if the other side has closed. Waits `wait_s` for its first byte (None: for ever).
+    def receive(self, *, wait_s: float | None = None, into: memoryview | None = None) -> ServerMessage | None:
+        """Return the next message, or None if the peer has closed. Wait `wait_s` for its first byte (None: forever).
 
-        A payload of exactly the size of `into` is received there, any other in a buffer of the channel.
+        A payload of exactly the size of `into` is received there, any other in the channel's buffer.
         """
         head = bytearray(HEAD_BYTES)
         if not self._take(memoryview(head), first_wait_s=wait_s, may_end=True):
             return None
         magic, kind, header_length, payload_length = _HEAD.unpack(head)
-        if magic != _MAGIC or kind not in Kind._value2member_map_:
+        if magic != _MAGIC or kind not in MessageKind._value2member_map_:
             raise MalformedError(
                 f"a message must begin with {_MAGIC!r} and a known kind, but began with {bytes(head)!r}"
             )
         if header_length > _MAX_HEADER_BYTES or payload_length > self._limit_bytes:
             raise MalformedError(
                 f"a message may have {_MAX_HEADER_BYTES} bytes of header and {self._limit_bytes} of payload here, "
-                f"but {Kind(kind).name} announces {header_length} and {payload_length}"
+                f"but {MessageKind(kind).name} announces {header_length} and {payload_length}"
             )
         header = bytearray(header_length)
         self._take(memoryview(header), first_wait_s=self._stall_s)
@@ -140,10 +168,10 @@ class Channel:
         self._take(payload, first_wait_s=self._stall_s)
         self.num_received += 1
         sys.audit("sandtable.message", self._socket, "recv", HEAD_BYTES + header_length, payload_length)
-        return Message(Kind(kind), _object(header), payload)
+        return ServerMessage(MessageKind(kind), _object(header), payload)
 
     def close(self) -> None:
-        """Close at once; a thread that waits on this channel wakes up."""
+        """Close at once; a thread waiting on this channel wakes up."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -163,7 +191,7 @@ class Channel:
             view = view[sent:]
 
     def _take(self, view: memoryview, *, first_wait_s: float | None, may_end: bool = False) -> bool:
-        """Fill `view`. False if the other side closed before its first byte and that is allowed."""
+        """Fill `view`. Return False if the peer closed before the first byte and `may_end`."""
         filled = 0
         while filled < view.nbytes:
             self._socket.settimeout(first_wait_s if filled == 0 else self._stall_s)
@@ -177,12 +205,12 @@ class Channel:
         return True
 
 
-def tune(sock: socket.socket, *, timeout_s: float) -> None:
-    """Small messages go at once, and the kernel tells within `timeout_s` when the other machine is gone.
+def configure_socket(sock: socket.socket, *, timeout_s: float) -> None:
+    """Send small messages at once, and detect within `timeout_s` that the other machine is gone.
 
-    A process that dies closes its connections, and the other side knows at once. A machine or a cable that dies says
-    nothing: the kernel then probes an idle connection three times in that while, and gives up unanswered data after it.
-    Probes are answered by the other kernel, so a peer that computes for an hour is not taken for dead.
+    A process that dies closes its connections, and its peer notices at once. A machine or a cable that dies is silent:
+    the kernel then probes an idle connection three times within that time, and gives up on unacknowledged data after
+    it. The peer's kernel answers probes, so a peer that computes for an hour does not count as dead.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -193,7 +221,7 @@ def tune(sock: socket.socket, *, timeout_s: float) -> None:
         ("TCP_KEEPCNT", 3),
         ("TCP_USER_TIMEOUT", int(timeout_s * 1000)),
     ):
-        # Linux has them all; elsewhere the kernel's own, longer patience stays.
+        # Linux has them all; elsewhere the kernel's own, longer timeouts apply.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

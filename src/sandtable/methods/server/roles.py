@@ -1,4 +1,4 @@
-"""Roles: which process of the job is a worker, and which holds a shard."""
+"""Roles: which processes of the job are workers, and which hold a shard."""
 
 import os
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ __all__ = ["Role", "rank_and_world", "role_here"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A server has a `shard`, a worker a `worker` number from 0; the other is None."""
+    """The role of a process: a server has a `shard`, a worker a `worker` number from 0; the other is None."""
 
-    worker: int | None
-    shard: int | None
+    worker: int | None = None
+    shard: int | None = None
     num_workers: int
 
     @property
@@ -24,13 +24,13 @@ class Role:
 
 
 def role_here(*, shards: int, servers: tuple[int, ...] | None) -> Role:
-    """By `torchrun --role server` / `--role worker` if that was said, else by rank: the last `shards` ranks serve."""
+    """Derive the role from `torchrun --role server` or `--role worker`, else by rank: the last `shards` ranks serve."""
     rank, world = rank_and_world()
     num_workers = world - shards
     if num_workers < 1:
         raise MethodError(
-            f"a job needs one rank a shard ({shards}) and a worker or more, but has {world} ranks; "
-            f"start {shards + 1} or more, or take fewer shards"
+            f"a job needs one rank per shard ({shards}) and at least one worker, but has {world} ranks; "
+            f"start {shards + 1} or more, or use fewer shards"
         )
     name = os.environ.get("ROLE_NAME", "")
     if servers is None and name in ("server", "worker"):
@@ -62,5 +62,5 @@ def rank_and_world() -> tuple[int, int]:
     except KeyError as missing:
         raise MethodError(
             f"a process must know its rank, but {missing.args[0]} is not set; start it with torchrun, "
-            "or say worker= on workers, shard= and workers= on servers"
+            "or give worker= on workers, role=Role(shard=0, num_workers=2) on servers"
         ) from None

@@ -1,4 +1,4 @@
-"""Settings of a parameter server: small, comparable, and the same on every process of the job."""
+"""Settings of a parameter server: small, comparable, and the same in every process of the job."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ __all__ = ["Checkpoints", "ParameterServer"]
 class ParameterServer:
     """Exchange through servers that hold the weights: `shards` processes, each with its part of every dtype.
 
-    `servers`: ranks that serve, one a shard; the last ones unless given, or those of `torchrun --role server`.
+    `servers`: ranks that serve, one per shard; the last ones unless given, or those of `torchrun --role server`.
     `addresses`: "host:port" of each shard. Without them servers take a free port and announce it in torch's store.
-    `cut`: whether a parameter may lie on two servers. Say False for an optimizer that needs whole ones (Muon, LARS).
-    `timeout_s`: nobody waits longer without a sign of life; then an error names the peer.
+    `cut`: whether a parameter may be split between servers; use False for optimizers on whole matrices (Muon, LARS).
+    `timeout_s`: how long to wait without a sign of life before an error names the peer.
     """
 
     shards: int = 1
@@ -31,24 +31,24 @@ class ParameterServer:
         for name, given in (("servers", self.servers), ("addresses", self.addresses)):
             if given is not None and len(set(given)) != self.shards:
                 raise MethodError(
-                    f"{name} must name one process a shard ({self.shards}), but got {given}; list each shard's once"
+                    f"{name} must name one process per shard ({self.shards}), but got {given}; list each shard's once"
                 )
         if not self.timeout_s > 0:
             raise MethodError(f"timeout_s must be above 0, but got {self.timeout_s}; 60 suits most jobs")
 
     @property
     def role(self) -> Role:
-        """What this process is, by its rank or by torchrun's role."""
+        """The role of this process, by its rank or by torchrun's role."""
         return role_here(shards=self.shards, servers=self.servers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where a server keeps its shard, and how often it writes it: after every `every`-th update.
+    """Where a server saves its shard, and how often: after every `every`-th update.
 
-    An update is acknowledged only when it has been applied and, if it is the `every`-th, is on the disk. So a server
-    that is killed and started again with the same directory has lost at most `every - 1` acknowledged updates;
-    with `every=1` none. The directory must be reachable by the server that is started again.
+    An update is acknowledged only when it has been applied and, if it is the `every`-th, is on disk. So a server that
+    is killed and restarted with the same directory has lost at most `every - 1` acknowledged updates, and with
+    `every=1` none. The restarted server must be able to reach the directory.
     """
 
     directory: str | Path

@@ -1,7 +1,7 @@
 """A shard: the weights one server holds, and the optimizer that updates them.
 
-Weights of one dtype are one vector; the optimizer sees its pieces as parameters, which are views of it. So what a
-worker pulls is the memory of the vectors as it is, and what it pushes becomes the pieces' gradients without a copy.
+Weights of one dtype are one vector; the optimizer's parameters are views of its slices. So what a worker pulls is the
+memory of the vectors, and what it pushes becomes the slices' gradients without a copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sandtable.methods.server.message import MalformedError
-from sandtable.methods.server.plan import ShardPart, trainable
+from sandtable.methods.server.shard_plan import ShardPart, trainable
 
 __all__ = ["Gradient", "OptimizerFactory", "Shard", "initial_weights", "raw_bytes"]
 
@@ -22,14 +22,14 @@ OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimi
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What one push says: a vector for each dtype, and the numbers of the pieces that had no gradient at all."""
+    """The content of a push: a vector per dtype, and the numbers of the slices that had no gradient."""
 
     vectors: list[Tensor]
     absent: frozenset[int]
 
 
 class Shard:
-    """One server's weights. `version` counts the updates they have had."""
+    """One server's weights. `version` counts their updates."""
 
     def __init__(self, model: nn.Module, parts: Sequence[ShardPart], factory: OptimizerFactory) -> None:
         self.parts = parts
@@ -37,10 +37,10 @@ class Shard:
         self._parameters: list[nn.Parameter] = []
         named = []
         for part, vector in zip(parts, self.vectors, strict=True):
-            for piece, view in zip(part.pieces, _views(part, vector), strict=True):
+            for parameter_slice, view in zip(part.slices, _views(part, vector), strict=True):
                 parameter = nn.Parameter(view)
                 self._parameters.append(parameter)
-                named.append((piece.label, parameter))
+                named.append((parameter_slice.label, parameter))
         self.optimizer = factory(named)
         self.version = 0
 
@@ -48,12 +48,8 @@ class Shard:
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts)
 
-    @property
-    def num_pieces(self) -> int:
-        return len(self._parameters)
-
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """One step of the optimizer on the mean of `gradients`, added up in their order."""
+        """Step the optimizer on the mean of `gradients`, summed in their order."""
         absent = frozenset.intersection(*(gradient.absent for gradient in gradients))
         vectors = [_mean([gradient.vectors[index] for gradient in gradients]) for index in range(len(self.parts))]
         views = [view for part, vector in zip(self.parts, vectors, strict=True) for view in _views(part, vector)]
@@ -64,11 +60,11 @@ class Shard:
         self.version += 1
 
     def set_options(self, options: Any) -> None:
-        """Take over options such as the learning rate: a mapping for all parameter groups, or one for each."""
+        """Adopt options such as the learning rate: a mapping for all parameter groups, or one for each."""
         groups = self.optimizer.param_groups
         per_group = options if isinstance(options, list) else [options] * len(groups)
         if len(per_group) != len(groups) or not all(isinstance(entry, dict) for entry in per_group):
-            raise MalformedError(f"options must be a mapping, or {len(groups)} of them, one a group; got {options!r}")
+            raise MalformedError(f"options must be a mapping, or {len(groups)} of them, one per group; got {options!r}")
         for group, entry in zip(groups, per_group, strict=True):
             for name, value in entry.items():
                 if name not in group or type(value) not in (int, float) or type(group[name]) not in (int, float):
@@ -87,12 +83,12 @@ class Shard:
 
 
 def raw_bytes(vector: Tensor) -> memoryview:
-    """The memory of a contiguous CPU vector, writable, without a copy."""
+    """Return the memory of a contiguous CPU vector, writable, without a copy."""
     return vector.view(torch.uint8).numpy().data
 
 
 def initial_weights(model: nn.Module, parts: Sequence[ShardPart]) -> list[Tensor]:
-    """A copy of the model's numbers that belong to `parts`, a vector for each."""
+    """Return a copy of the model's weights that belong to `parts`, one vector per part."""
     tables = trainable(model)
     vectors = []
     for part in parts:
@@ -103,9 +99,9 @@ def initial_weights(model: nn.Module, parts: Sequence[ShardPart]) -> list[Tensor
 
 def _views(part: ShardPart, vector: Tensor) -> list[Tensor]:
     views, offset = [], 0
-    for piece in part.pieces:
-        size = piece.stop - piece.start
-        views.append(vector[offset : offset + size].view(piece.shape))
+    for parameter_slice in part.slices:
+        size = parameter_slice.num_elements
+        views.append(vector[offset : offset + size].view(parameter_slice.shape))
         offset += size
     return views
 

@@ -1,7 +1,7 @@
 """ParallelMultiheadAttention: an `nn.MultiheadAttention` of which each rank has some of the heads.
 
-Heads do not see each other, so a rank projects, attends and projects back with its own, and one sum over the ranks at
-the end makes the output. It is called as torch's is, and keeps its parameters under the same names.
+Heads do not see each other, so a rank projects, attends and projects back with its own heads, and one sum over the
+ranks gives the output. It is called as torch's is, and keeps its parameters under the same names.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.group import TensorGroup
-from sandtable.methods.tensor.layout import Layout
+from sandtable.methods.tensor.layout import ShardLayout
 from sandtable.methods.tensor.linear import RowParallelLinear
 from sandtable.methods.tensor.region import Region
 
@@ -20,7 +20,7 @@ __all__ = ["ParallelMultiheadAttention"]
 
 
 class ParallelMultiheadAttention(nn.Module):
-    """This rank's heads; the output is whole. Attention weights are those of this rank's heads, or their mean."""
+    """This rank's heads; the output is replicated. Attention weights are those of this rank's heads, or their mean."""
 
     in_proj_weight: Tensor
     in_proj_bias: Tensor | None
@@ -34,9 +34,9 @@ class ParallelMultiheadAttention(nn.Module):
         self.dropout = attention.dropout
         self.head_dim = attention.head_dim
         self.num_heads = attention.num_heads // group.size
-        # torch's encoder layers have a shortcut that takes the weights and never calls this module; so it is refused.
+        # Disables the shortcut of torch's encoder layers, which takes the weights and never calls this module.
         self._qkv_same_embed_dim = False
-        self.layouts = {"in_proj_weight": Layout(dim=0, parts=3), "in_proj_bias": Layout(dim=0, parts=3)}
+        self.layouts = {"in_proj_weight": ShardLayout(dim=0, parts=3), "in_proj_bias": ShardLayout(dim=0, parts=3)}
         for key, layout in self.layouts.items():
             whole = getattr(attention, key)
             if whole is None:
@@ -58,10 +58,10 @@ class ParallelMultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention`, of batches. `is_causal` is a hint that needs `attn_mask` beside it, as there."""
+        """Attend as `nn.MultiheadAttention` does, on batches. The hint `is_causal` needs `attn_mask`, as there."""
         if is_causal and attn_mask is None:
             raise MethodError(
-                "is_causal must come with the mask it is a hint about, but attn_mask is None; "
+                "is_causal is a hint about attn_mask and must come with it, but attn_mask is None; "
                 "give nn.Transformer.generate_square_subsequent_mask(length)"
             )
         q, k, v = self._project(query, key, value)
@@ -81,10 +81,10 @@ class ParallelMultiheadAttention(nn.Module):
         return self.out_proj(joined if self.batch_first else joined.transpose(0, 1)), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Of each [batch, heads, tokens, head_dim]."""
+        """Return queries, keys and values, each [batch, heads, tokens, head_dim]."""
         if query.dim() != 3:
             raise MethodError(
-                f"split attention must be given batches of 3 dims, but got {query.dim()}; call unsqueeze on the input"
+                f"the input of split attention must have 3 dims, but got {query.dim()}; call unsqueeze on it"
             )
         projected = []
         weights = self.in_proj_weight.chunk(3)
@@ -99,7 +99,7 @@ class ParallelMultiheadAttention(nn.Module):
 def _join_masks(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype, group: TensorGroup, num_heads: int
 ) -> Tensor | None:
-    """One mask to add to the scores [batch, heads of this rank, queries, keys]."""
+    """Return one mask to add to the scores [batch, heads of this rank, queries, keys]."""
     masks = []
     if attn_mask is not None:
         mask = _additive(attn_mask, dtype)

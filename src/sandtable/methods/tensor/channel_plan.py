@@ -1,10 +1,10 @@
-"""A plan for convolution nets: layers of an `nn.Sequential` in pairs, the first by outputs, the second by inputs.
+"""A plan for convolution nets: pair up the layers of an `nn.Sequential`, the first by outputs, the second by inputs.
 
     conv  norm  relu  pool  conv  relu  conv  relu  flatten  linear  relu  linear
-    column channels          row         column                row       (left whole)
+    column channels          row         column                row       (replicated)
 
-Between the two may be only what works on each channel apart: activations, pooling, dropout, norms of channels, flatten.
-Anything else ends the search for a partner, and a layer without one stays whole.
+Only layers that work on each channel separately may come between: activations, pooling, dropout, norms of channels,
+flatten. Anything else ends the search for a partner, and a layer without one stays replicated.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sandtable.methods.tensor.convolution import is_convolution
-from sandtable.methods.tensor.plan import Plan
+from sandtable.methods.tensor.plan import TensorPlan
 
 __all__ = ["pair_up"]
 
@@ -36,17 +36,17 @@ _EACH_CHANNEL = (
     pooling._AdaptiveMaxPoolNd,
     nn.Upsample,
 )
-_WITH_OWN = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.PReLU)
+_PER_CHANNEL = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.PReLU)
 
 
-def pair_up(model: nn.Module) -> Plan | None:
-    """The plan, or None where no two layers make a pair."""
+def pair_up(model: nn.Module) -> TensorPlan | None:
+    """Return the plan, or None if no two layers make a pair."""
     styles: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential):
             inside = f".{name}." if name else "."
             styles |= {f"{inside}{child}": style for child, style in _pairs(module)}
-    return Plan(styles) if "column" in styles.values() else None
+    return TensorPlan(styles) if "column" in styles.values() else None
 
 
 def _pairs(row: nn.Sequential) -> Iterator[tuple[str, str]]:
@@ -58,9 +58,9 @@ def _pairs(row: nn.Sequential) -> Iterator[tuple[str, str]]:
             if first is None or (is_linear and is_convolution(module)):
                 first, is_linear, between = name, isinstance(module, nn.Linear), []
                 continue
-            yield from ((first, "column"), *((each, "channels") for each in between), (name, "row"))
+            yield from ((first, "column"), *((inner, "channels") for inner in between), (name, "row"))
             first = None
-        elif first is not None and _has_own(module) and not is_linear:
+        elif first is not None and _is_per_channel(module) and not is_linear:
             between.append(name)
         elif first is not None and not _passes(module, is_linear=is_linear):
             first = None
@@ -70,13 +70,13 @@ def _is_layer(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (is_convolution(module) and module.groups == 1)
 
 
-def _has_own(module: nn.Module) -> bool:
-    """Something for each channel, which a rank must have of its channels."""
-    return isinstance(module, _WITH_OWN) or is_convolution(module)
+def _is_per_channel(module: nn.Module) -> bool:
+    """Return whether the layer has parameters for each channel, of which a rank needs those of its own channels."""
+    return isinstance(module, _PER_CHANNEL) or is_convolution(module)
 
 
 def _passes(module: nn.Module, *, is_linear: bool) -> bool:
-    """Whether each rank may do it with its share. The share of a linear layer is of the last dim, not of channels."""
+    """Return whether a rank can run the layer on its share. A linear layer's share is of the last dim, not channels."""
     if isinstance(module, nn.Flatten):
         return not is_linear and module.start_dim == 1
     return isinstance(module, _EACH_ELEMENT) or (not is_linear and isinstance(module, _EACH_CHANNEL))

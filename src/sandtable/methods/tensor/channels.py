@@ -1,8 +1,8 @@
-"""Layers that work on each channel, or group of channels, apart: inside split work a rank has those of its channels.
+"""Layers that treat each channel, or group of channels, separately: between split layers a rank has its own channels.
 
-BatchNorm and InstanceNorm have a scale and statistics for each channel, GroupNorm for each group, PReLU a slope; a
-depthwise convolution has a kernel for each, one in groups some for each group. Their channels are dealt to the ranks in
-order, as those of the convolution before were. What is made is the same layer with fewer channels; nothing is sent.
+BatchNorm and InstanceNorm have a scale and statistics per channel, GroupNorm per group, PReLU a slope per channel; a
+depthwise convolution has a kernel per channel, a grouped one several per group. Ranks get these channels in order, as
+they got those of the convolution before. The result is the same layer with fewer channels; nothing is sent.
 """
 
 import copy
@@ -15,21 +15,21 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.convolution import is_convolution
 from sandtable.methods.tensor.group import TensorGroup
-from sandtable.methods.tensor.layout import Layout
+from sandtable.methods.tensor.layout import ShardLayout
 
 __all__ = ["of_own_channels", "sees_a_share"]
 
-_OF_CHANNELS = Layout(dim=0)
+_OF_CHANNELS = ShardLayout(dim=0)
 _SEES_A_SHARE = "sees_a_share_of_channels"
 
 
 def of_own_channels(module: nn.Module, group: TensorGroup, *, name: str) -> nn.Module:
-    """The same layer for this rank's channels."""
+    """Return the same layer for this rank's channels."""
     counts = _counts(module, name)
     for attribute, what in counts.items():
         group.check_divides(getattr(module, attribute), f"{what} of {name}")
-    own = _twin(module)
-    slices: dict[str, Layout] = {}
+    own = _shallow_copy(module)
+    slices: dict[str, ShardLayout] = {}
     for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if tensor.dim() == 0 or not counts:
             continue
@@ -43,15 +43,15 @@ def of_own_channels(module: nn.Module, group: TensorGroup, *, name: str) -> nn.M
 
 
 def sees_a_share(module: nn.Module) -> bool:
-    """Whether what it has whole is used for some of the channels only: the one slope of a PReLU."""
+    """Return whether its replicated parameters, such as the one slope of a PReLU, see only some of the channels."""
     return getattr(module, _SEES_A_SHARE, False)
 
 
 def _counts(module: nn.Module, name: str) -> Mapping[str, str]:
-    """Attributes that are numbers of channels or groups, and what they count; none if all channels share one thing."""
+    """Return the attributes that count channels or groups, with what they count; none if all channels share."""
     if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
         raise MethodError(
-            f"{name} must have the group of the ranks with the same channels, but its group is all ranks; give "
+            f"{name} must use the group of ranks with the same channels, but its group is all ranks; give "
             "SyncBatchNorm(process_group=...) the data-parallel group"
         )
     if isinstance(module, _BatchNorm | _InstanceNorm):
@@ -63,16 +63,16 @@ def _counts(module: nn.Module, name: str) -> Mapping[str, str]:
     if is_convolution(module) and module.groups > 1:
         return {"groups": "the groups", "in_channels": "the input channels", "out_channels": "the output channels"}
     raise MethodError(
-        'a layer of the style "channels" must have channels that work apart (BatchNorm, InstanceNorm, GroupNorm, PReLU '
-        f"or a convolution in groups), but {name} is a {type(module).__name__}; leave it out of the plan"
+        'a layer of the style "channels" must treat channels separately (BatchNorm, InstanceNorm, GroupNorm, PReLU '
+        f"or a grouped convolution), but {name} is a {type(module).__name__}; leave it out of the plan"
     )
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """The module again, with places of its own for parameters and buffers."""
-    twin = copy.copy(module)
-    twin._parameters, twin._buffers = dict(module._parameters), dict(module._buffers)
-    return twin
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of the module with its own dictionaries of parameters and buffers."""
+    copied = copy.copy(module)
+    copied._parameters, copied._buffers = dict(module._parameters), dict(module._buffers)
+    return copied
 
 
 def _put(module: nn.Module, key: str, tensor: Tensor, group: TensorGroup, what: str) -> None:

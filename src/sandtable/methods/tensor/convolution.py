@@ -1,12 +1,12 @@
 """Convolutions of which each rank holds some channels: of the outputs (column), or of the inputs (row).
 
-    Y = K * X:    this rank's kernels                        X is whole, each rank makes its channels of Y
+    Y = K * X:    this rank's kernels                        X is replicated, each rank makes its channels of Y
     Z = L * Y:    this rank's input channels of each kernel  each rank has its channels of Y, Z is a sum over ranks
 
-It is the same pair as that of linear layers, with channels in the place of columns, and what lies between (ReLU,
-pooling, a norm of each channel) needs no other rank. Where channels work apart from each other (BatchNorm, depthwise
-convolutions) a rank has its own: see `channels.py`. Together with data parallelism over other ranks this is the
-integrated split by batch and model of Gholami et al. 2018 (arXiv:1712.04432).
+The pair works as that of linear layers, with channels in place of columns. What lies between (ReLU, pooling, a norm of
+each channel) needs no other rank; layers that treat channels separately (BatchNorm, depthwise convolutions) are in
+`channels.py`. Together with data parallelism over other ranks this is the integrated batch and model parallelism of
+Gholami et al. 2018 (arXiv:1712.04432).
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.group import TensorGroup
-from sandtable.methods.tensor.layout import Layout
+from sandtable.methods.tensor.layout import ShardLayout
 from sandtable.methods.tensor.linear import Gate
 from sandtable.methods.tensor.operators import copy, reduce
 
@@ -26,13 +26,13 @@ __all__ = ["ColumnParallelConv", "Convolution", "RowParallelConv", "is_convoluti
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _FUNCTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
-"""By the dims of the weight."""
+"""Keyed by the dims of the weight."""
 
 
 class ColumnParallelConv(nn.Module):
-    """This rank's output channels of a convolution. The input is whole; the output is this rank's share.
+    """This rank's output channels of a convolution. The input is replicated; the output is this rank's share.
 
-    Of a convolution in groups a rank has whole groups, and computes with the input channels that belong to them.
+    A rank has complete groups of a grouped convolution, and uses the input channels that belong to them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ColumnParallelConv(nn.Module):
         conv = _checked(conv, name)
         if conv.groups > 1:
             group.check_divides(conv.groups, f"the groups of {name}")
-        self.layouts = {"weight": Layout(dim=0), "bias": Layout(dim=0)}
+        self.layouts = {"weight": ShardLayout(dim=0), "bias": ShardLayout(dim=0)}
         self.weight = self.layouts["weight"].parameter(conv.weight, group, f"the output channels of {name}")
         self.bias: nn.Parameter | None = None
         if conv.bias is not None:
@@ -50,24 +50,24 @@ class ColumnParallelConv(nn.Module):
         self.num_groups = conv.groups if conv.groups == 1 else conv.groups // group.size
         self.group = group
         self.enter: Gate = partial(copy, group=group) if enter is None else enter
-        self._way = _Way(conv)
+        self._geometry = _Geometry(conv)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, inputs, ...] on every rank to [batch, outputs / ranks, ...]."""
+        """Map [batch, inputs, ...] on every rank to [batch, outputs / ranks, ...]."""
         entered = self.enter(inputs)
         needed = self.weight.size(1) * self.num_groups
-        if needed < entered.size(self._way.channel_dim(entered)):
-            entered = entered.narrow(self._way.channel_dim(entered), self.group.rank * needed, needed)
-        return self._way.go(entered, self.weight, self.bias, self.num_groups)
+        if needed < entered.size(self._geometry.channel_dim(entered)):
+            entered = entered.narrow(self._geometry.channel_dim(entered), self.group.rank * needed, needed)
+        return self._geometry.apply(entered, self.weight, self.bias, self.num_groups)
 
     def extra_repr(self) -> str:
         return _describe(self.weight, self.num_groups, self.bias)
 
 
 class RowParallelConv(nn.Module):
-    """This rank's part of the sum that a convolution is. The input is this rank's share; the output is whole.
+    """This rank's part of the sum over a convolution's inputs. The input is its share; the output is replicated.
 
-    The bias is held by every rank and added after the sum, so that it counts once.
+    Every rank holds the bias and adds it after the sum, so that it counts once.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class RowParallelConv(nn.Module):
         conv = _checked(conv, name)
         if conv.groups > 1:
             raise MethodError(
-                f"a convolution split by input channels must add all of them up, but {name} has {conv.groups} groups "
-                'that it adds up apart; give it the style "channels", or "column"'
+                f"a convolution split by input channels must sum over all of them, but {name} has {conv.groups} groups "
+                'that it sums separately; give it the style "channels", or "column"'
             )
-        self.layouts = {"weight": Layout(dim=1)}
+        self.layouts = {"weight": ShardLayout(dim=1)}
         self.weight = self.layouts["weight"].parameter(conv.weight, group, f"the input channels of {name}")
         self.bias = conv.bias
         self.leave: Gate = partial(reduce, group=group) if leave is None else leave
-        self._way = _Way(conv)
+        self._geometry = _Geometry(conv)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, inputs / ranks, ...] to [batch, outputs, ...] on every rank."""
-        outputs = self.leave(self._way.go(inputs, self.weight, None, 1))
+        """Map [batch, inputs / ranks, ...] to [batch, outputs, ...] on every rank."""
+        outputs = self.leave(self._geometry.apply(inputs, self.weight, None, 1))
         return outputs if self.bias is None else outputs + self.bias.view(-1, *[1] * (self.weight.dim() - 2))
 
     def extra_repr(self) -> str:
@@ -96,12 +96,12 @@ class RowParallelConv(nn.Module):
 
 
 def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
-    """Whether it is an unsplit convolution in one to three dims, and no transposed one."""
+    """Return whether it is an unsplit, not transposed convolution in one to three dims."""
     return isinstance(module, Convolution)
 
 
-class _Way:
-    """How a convolution goes over its input: what does not depend on the number of channels."""
+class _Geometry:
+    """Stride, padding and dilation of a convolution: what does not depend on the number of channels."""
 
     def __init__(self, conv: Convolution) -> None:
         self._function = _FUNCTIONS[conv.weight.dim()]
@@ -114,10 +114,10 @@ class _Way:
             self._around, self._padding = list(conv._reversed_padding_repeated_twice), (0,) * len(conv.stride)
 
     def channel_dim(self, inputs: Tensor) -> int:
-        """1, or 0 where there is no batch."""
+        """Return 1, or 0 if there is no batch dim."""
         return inputs.dim() - self._num_dims + 1
 
-    def go(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, num_groups: int) -> Tensor:
+    def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, num_groups: int) -> Tensor:
         if self._around:
             inputs = F.pad(inputs, self._around, mode=self._mode)
         outputs: Tensor = self._function(inputs, weight, bias, self._stride, self._padding, self._dilation, num_groups)

@@ -1,13 +1,13 @@
 """Cross-entropy of logits that are split over the vocabulary, without gathering them.
 
-A vote counted in the districts: no ballot travels, only the counts do. With z the logits of one token, m their largest,
-t its target, v the vocabulary, e the label smoothing:
+Picture votes counted in districts: only the counts travel, no ballots. With z the logits of one token, m the largest of
+them, t its target and e the label smoothing:
 
     loss = log(sum_j exp(z_j - m)) + m - (1 - e) * z_t - e * mean_j(z_j)
 
-Each rank knows the part of the maximum and of the sums that its logits make. For b*s tokens, the ranks exchange b*s
-numbers (all-reduce, largest) and then 2 * b*s (all-reduce, sum: exponentials, target; 3 * b*s with smoothing), whatever
-the vocabulary. The gradient, softmax(z) minus the target's distribution, needs no exchange.
+Each rank computes the maximum and the sums over its own logits. For b*s tokens, the ranks exchange b*s numbers
+(all-reduce, maximum) and then 2 * b*s (all-reduce, sum: exponentials, target; 3 * b*s with smoothing), whatever the
+vocabulary. The gradient, softmax(z) minus the target's distribution, needs no exchange.
 
 Shoeybi et al. 2019 (arXiv:1909.08053), section 3.
 """
@@ -37,9 +37,9 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """As `F.cross_entropy`, of this rank's logits [..., vocabulary / ranks] and targets [...], equal on all ranks.
+    """Compute `F.cross_entropy` of this rank's logits [..., vocabulary / ranks] and targets [...] equal on all ranks.
 
-    The loss is in float32, in float64 if the logits are.
+    The loss is in float32, or in float64 if the logits are.
     """
     _check(logits, targets, label_smoothing, reduction)
     is_counted = targets != ignore_index
@@ -47,7 +47,7 @@ def cross_entropy(
     losses: Tensor = _TokenLosses.apply(logits, targets, is_counted, label_smoothing, group)  # type: ignore[no-untyped-call]
     if reduction == "none":
         return losses
-    # Of nothing but ignored targets the mean is 0 / 0, as torch has it.
+    # If all targets are ignored, the mean is 0 / 0, as in torch.
     return losses.sum() if reduction == "sum" else losses.sum() / is_counted.sum()
 
 
@@ -60,12 +60,12 @@ class _TokenLosses(Function):
     ) -> Tensor:
         num_words = logits.size(-1)
         shifted = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        shifted = shifted - group.all_reduce_largest(shifted.amax(dim=-1)).unsqueeze(-1)
+        shifted = shifted - group.all_reduce_max(shifted.amax(dim=-1)).unsqueeze(-1)
         word = targets - group.rank * num_words
         is_here = is_counted & (word >= 0) & (word < num_words)
         word = (word * is_here).unsqueeze(-1)
         exponentials = shifted.exp()
-        # Not a product: a word that is ruled out has a logit of -inf, on ranks that do not have the target, too.
+        # Not a product: excluded words have a logit of -inf, also on ranks that do not have the target.
         numbers = [exponentials.sum(dim=-1), shifted.gather(-1, word).squeeze(-1).masked_fill(~is_here, 0.0)]
         if smoothing:
             numbers.append(shifted.sum(dim=-1))

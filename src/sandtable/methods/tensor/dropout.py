@@ -1,11 +1,11 @@
-"""Randomness where work is split: each rank its own, and the same for all where it is not.
+"""Random numbers: different on each rank inside split layers, the same on all ranks outside.
 
-Outside split layers every rank computes the same, so dropout must fall on the same places everywhere: the ranks'
-generators go in step. Inside, ranks hold different heads or tokens, and equal masks would tie them to each other.
+Outside split layers every rank computes the same, so dropout must use the same masks everywhere: the ranks' generators
+stay in step. Inside, ranks hold different heads or tokens, and equal masks would correlate them.
 
-On the way in one number is drawn from the common generator, which every rank has equal; with the rank added it is the
-seed inside. On the way out the common state is put back. Nothing is kept between layers: whatever restores torch's own
-state, such as activation checkpointing or a resumed job, restores the masks inside as well.
+On entering a split layer, every rank draws the same number from its generator; plus its rank, that is the seed inside.
+On leaving, the common state is restored. Nothing is kept between layers, so whatever restores torch's own state, such
+as activation checkpointing or a resumed job, restores the masks inside as well.
 """
 
 import torch
@@ -17,7 +17,7 @@ __all__ = ["Randomness", "start_equal"]
 
 
 class Randomness:
-    """The generators of this rank: the common ones outside, its own inside."""
+    """Switches this rank's generators between the common state outside and its own inside."""
 
     def __init__(self, group: TensorGroup) -> None:
         self._group = group
@@ -25,35 +25,35 @@ class Randomness:
         self._outside: list[tuple[torch.device, Tensor]] = []
 
     def enter(self, device: torch.device) -> None:
-        """From here on, draws differ from rank to rank."""
+        """Make draws differ from rank to rank."""
         if self._is_inside():
             return
         self._seed = int(torch.randint(2**62, (), device="cpu")) + self._group.rank
-        self._outside = [(each, _state(each)) for each in _devices(device)]
-        for each, _ in self._outside:
-            _seed(each, self._seed)
+        self._outside = [(generator, _state(generator)) for generator in _devices(device)]
+        for generator, _ in self._outside:
+            _seed(generator, self._seed)
 
     def leave(self) -> None:
-        """From here on, draws are equal again."""
+        """Make draws equal on all ranks again."""
         if self._is_inside():
             for device, state in self._outside:
                 _restore(device, state)
         self._outside = []
 
     def _is_inside(self) -> bool:
-        """Entered, and not brought out by somebody else: an error handler, a recomputation that was cut short."""
+        """Return whether it has entered and nothing else has left: an error handler, an early-stopped recomputation."""
         return bool(self._outside) and torch.initial_seed() == self._seed
 
 
 def start_equal(group: TensorGroup, device: torch.device) -> None:
-    """Seed the generators of every rank with a number that the first one draws; it travels by way of `device`."""
+    """Seed the generators of every rank with a number that the first rank draws and broadcasts from `device`."""
     seed = torch.randint(2**62, (1,), device="cpu").to(device)
     group.wire.broadcast(seed)
     torch.manual_seed(int(seed))
 
 
 def _devices(device: torch.device) -> list[torch.device]:
-    """The host's generator and the device's own."""
+    """Return the devices whose generators matter: the host and the device itself."""
     return [device] if device.type == "cpu" else [torch.device("cpu"), device]
 
 

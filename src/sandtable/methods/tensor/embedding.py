@@ -1,7 +1,7 @@
 """VocabParallelEmbedding: a dictionary in volumes, one on each rank.
 
-A word is looked up on every rank; the rank that has its row gives it, the others give zeros, and the sum over the ranks
-is the embedding of the whole vocabulary.
+Every rank looks up every word. The rank that has its row returns it, the others return zeros, and the sum over the
+ranks is the embedding.
 """
 
 from torch import Tensor, nn
@@ -9,21 +9,21 @@ from torch.nn import functional as F
 
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.group import TensorGroup
-from sandtable.methods.tensor.layout import Layout
+from sandtable.methods.tensor.layout import ShardLayout
 from sandtable.methods.tensor.operators import reduce
 
 __all__ = ["VocabParallelEmbedding", "check_words"]
 
 
 class VocabParallelEmbedding(nn.Module):
-    """This rank's rows of an `nn.Embedding`; the output is whole on every rank."""
+    """This rank's rows of an `nn.Embedding`; the output is replicated."""
 
     def __init__(self, embedding: nn.Module, group: TensorGroup, *, name: str = "embedding") -> None:
         super().__init__()
         _check(embedding, name)
         assert isinstance(embedding, nn.Embedding)
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
-        self.layouts = {"weight": Layout(dim=0)}
+        self.layouts = {"weight": ShardLayout(dim=0)}
         num_ranks = group.size
         group.check_divides(
             self.num_embeddings,
@@ -38,7 +38,7 @@ class VocabParallelEmbedding(nn.Module):
         self._group = group
 
     def forward(self, words: Tensor) -> Tensor:
-        """Indices [...] to vectors [..., embedding_dim]."""
+        """Map indices [...] to vectors [..., embedding_dim]."""
         check_words(words, self.num_embeddings)
         row = words - self.first
         is_here = (row >= 0) & (row < len(self.weight))
@@ -56,10 +56,10 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def check_words(words: Tensor, vocabulary: int) -> None:
-    """Refuse indices that no rank has. Not on a device, which would have to be waited for."""
+    """Raise `MethodError` for indices that no rank has; only on the CPU, since a device would have to be waited for."""
     if words.device.type != "cpu" or words.numel() == 0:
         return
-    low, high = (int(each) for each in words.aminmax())
+    low, high = (int(word) for word in words.aminmax())
     if low < 0 or high >= vocabulary:
         raise MethodError(
             f"indices must be from 0 to {vocabulary - 1}, but got {low if low < 0 else high}; "
@@ -76,6 +76,6 @@ def _check(embedding: nn.Module, name: str) -> None:
     for setting, value in (("max_norm", embedding.max_norm), ("scale_grad_by_freq", embedding.scale_grad_by_freq)):
         if value:
             raise MethodError(
-                f"a split embedding must be used as it is stored, but {name} has {setting}={value}; "
+                f"a split embedding must use its weights as stored, but {name} has {setting}={value}; "
                 "leave it out of the plan"
             )

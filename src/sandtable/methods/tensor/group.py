@@ -1,9 +1,11 @@
 """TensorGroup: the ranks that share every layer, and the collectives between them, counted.
 
-The other methods send through `Wire`, which waits for the device to know how long an exchange took. Here a layer waits
-for every exchange anyway and the host must run ahead of the device, so nothing is timed and nothing waited for.
+Other methods send through `Wire`, which waits for the device to time an exchange. Here the host must run ahead of the
+device, so nothing is timed and nothing is waited for.
 """
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,27 +13,46 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sandtable.errors import MethodError
-from sandtable.methods.tensor.traffic import Traffic
-from sandtable.methods.wire import Wire
+from sandtable.methods.transport.wire import Wire
 
-__all__ = ["TensorGroup", "divisors"]
+__all__ = ["TensorGroup", "TensorTraffic", "divisors"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TensorTraffic:
+    """Collectives and payload bytes by kind: "all-reduce", "all-gather", "reduce-scatter".
+
+    Bytes are what one rank sends in a ring over N ranks, with S the whole buffer: 2(N-1)/N * S for an all-reduce,
+    (N-1)/N * S for each of its two halves.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, sent_bytes: int) -> None:
+        self.calls[kind] += 1
+        self.sent_bytes[kind] += sent_bytes
+
+    def reset(self) -> None:
+        self.calls.clear()
+        self.sent_bytes.clear()
 
 
 class TensorGroup:
-    """One process group; `rank` and `size` are this rank's place in it. No collective changes what it is given."""
+    """One process group, with this rank's `rank` and its `size`. Collectives do not change their arguments."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.wire = Wire(group)
         self.rank = self.wire.rank
         self.size = self.wire.size
-        self.traffic = Traffic()
+        self.traffic = TensorTraffic()
 
     def __deepcopy__(self, memo: Any) -> "TensorGroup":
-        """A copy of a split model is shared by the same ranks."""
+        """Return the group itself: a copy of a split model is shared by the same ranks."""
         return self
 
     def check_divides(self, count: int, what: str, remedy: str = "") -> None:
-        """Refuse to deal `count` things to ranks that would not all get as many."""
+        """Raise `MethodError` unless `count` can be divided equally among the ranks."""
         if count % self.size:
             remedy = remedy or f"try a group of {_listed(divisors(count))} ranks"
             raise MethodError(
@@ -40,15 +61,15 @@ class TensorGroup:
             )
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks."""
+        """Return the sum over the ranks."""
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
 
-    def all_reduce_largest(self, tensor: Tensor) -> Tensor:
-        """The largest over the ranks."""
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
+        """Return the maximum over the ranks."""
         return self._all_reduce(tensor, dist.ReduceOp.MAX)
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
-        """The ranks' tensors, one after the other along `dim`."""
+        """Return the ranks' tensors concatenated along `dim`."""
         if self.size == 1:
             return tensor
         share = tensor.movedim(dim, 0).contiguous()
@@ -58,7 +79,7 @@ class TensorGroup:
         return whole.movedim(0, dim).contiguous()
 
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
-        """This rank's share along `dim` of the sum over the ranks."""
+        """Return this rank's share along `dim` of the sum over the ranks."""
         if self.size == 1:
             return tensor
         whole = tensor.movedim(dim, 0).contiguous()
@@ -68,7 +89,7 @@ class TensorGroup:
         return share.movedim(0, dim).contiguous()
 
     def share(self, tensor: Tensor, dim: int) -> Tensor:
-        """This rank's part of a tensor that all have; nothing is sent."""
+        """Return this rank's part of a replicated tensor; nothing is sent."""
         return tensor.chunk(self.size, dim)[self.rank].clone(memory_format=torch.contiguous_format)
 
     def _all_reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -81,7 +102,7 @@ class TensorGroup:
 
 
 def divisors(count: int) -> list[int]:
-    return [each for each in range(1, count + 1) if count % each == 0]
+    return [number for number in range(1, count + 1) if count % number == 0]
 
 
 def _listed(numbers: list[int]) -> str:

@@ -1,16 +1,15 @@
-"""Operators: the gates between what every rank holds whole and what the ranks share.
+"""Operators: the gates between replicated work, which every rank does alike, and split work.
 
-A layer is a room in which each rank does its part of the work. Whoever goes in carries nothing but must be paid on the
-way back; whoever comes out pays and goes back free: each gate has a forward and a backward direction, and they come in
-conjugate pairs.
+Each gate has a forward and a backward communication, and they come in conjugate pairs: what one does forward, the other
+does backward.
 
     gate      forward                        backward                       from -> to
-    copy      identity                       all-reduce                     whole -> split work         (Megatron's f)
-    reduce    all-reduce                     identity                       partial sums -> whole       (Megatron's g)
+    copy      identity                       all-reduce                     replicated -> split work    (Megatron's f)
+    reduce    all-reduce                     identity                       partial sums -> replicated  (Megatron's g)
     gather    all-gather                     reduce-scatter                 share of tokens -> split work
     scatter   reduce-scatter                 all-gather                     partial sums -> share of tokens
-    split     this rank's share              all-gather                     whole -> share of tokens
-    join      all-gather                     this rank's share              share of tokens -> whole
+    split     this rank's share              all-gather                     replicated -> share of tokens
+    join      all-gather                     this rank's share              share of tokens -> replicated
 
 Shoeybi et al. 2019 (arXiv:1909.08053) for the first two, Korthikanti et al. 2022 (arXiv:2205.05198) for the others.
 """
@@ -31,52 +30,52 @@ Move = Callable[[Tensor], Tensor]
 
 
 def copy(tensor: Tensor, group: TensorGroup) -> Tensor:
-    """f: the same forward; backward the sum of the ranks' gradients."""
+    """Pass the tensor on; backward, sum the ranks' gradients (f)."""
     return _pass(tensor, group, _same, group.all_reduce)
 
 
 def reduce(tensor: Tensor, group: TensorGroup) -> Tensor:
-    """g: the sum of the ranks' parts forward; the same backward."""
+    """Sum the ranks' parts; backward, pass the gradient on (g)."""
     return _pass(tensor, group, group.all_reduce, _same)
 
 
 def gather(tensor: Tensor, group: TensorGroup, dim: int) -> Tensor:
-    """All shares along `dim` forward; backward this rank's share of the sum of gradients."""
+    """Gather all shares along `dim`; backward, take this rank's share of the sum of gradients."""
     return _pass(tensor, group, partial(group.all_gather, dim=dim), partial(group.reduce_scatter, dim=dim))
 
 
 def scatter(tensor: Tensor, group: TensorGroup, dim: int) -> Tensor:
-    """This rank's share along `dim` of the sum of the ranks' parts forward; backward the gradients of all shares."""
+    """Take this rank's share along `dim` of the sum of the ranks' parts; backward, gather the gradients."""
     return _pass(tensor, group, partial(group.reduce_scatter, dim=dim), partial(group.all_gather, dim=dim))
 
 
 def split(tensor: Tensor, group: TensorGroup, dim: int) -> Tensor:
-    """This rank's share along `dim` of what all have; backward the gradients of all shares."""
+    """Take this rank's share along `dim` of a replicated tensor; backward, gather the gradients."""
     return _pass(tensor, group, partial(group.share, dim=dim), partial(group.all_gather, dim=dim))
 
 
 def join(tensor: Tensor, group: TensorGroup, dim: int) -> Tensor:
-    """All shares along `dim`, for work that every rank does alike; backward this rank's share of the gradient."""
+    """Gather all shares along `dim`, for replicated work; backward, take this rank's share of the gradient."""
     return _pass(tensor, group, partial(group.all_gather, dim=dim), partial(group.share, dim=dim))
 
 
-def _pass(tensor: Tensor, group: TensorGroup, forth: Move, back: Move) -> Tensor:
+def _pass(tensor: Tensor, group: TensorGroup, forward: Move, backward: Move) -> Tensor:
     if group.size == 1:
         return tensor
-    passed: Tensor = _Gate.apply(tensor, forth, back)  # type: ignore[no-untyped-call]
+    passed: Tensor = _Gate.apply(tensor, forward, backward)  # type: ignore[no-untyped-call]
     return passed
 
 
 class _Gate(Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, forth: Move, back: Move) -> Tensor:
-        ctx.back = back
-        return forth(tensor)
+    def forward(ctx: Any, tensor: Tensor, forward: Move, backward: Move) -> Tensor:
+        ctx.move_back = backward
+        return forward(tensor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(gradient), None, None
+        return ctx.move_back(gradient), None, None
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Ready plans, for attention modules that are known by the name of their class: nothing is imported for it.
+"""Ready plans for modules known by their class name, so that nothing has to be imported.
 
-Query, key and value of GPT-2 are fused in thirds, so each third is split; Bloom's are fused head by head, so a plain
-slice holds whole heads, and its position biases (alibi) are those of all heads, of which a rank takes its own. Llama
-may have fewer heads for keys and values than for queries: both numbers must be dealt evenly.
+GPT-2 fuses query, key and value in thirds, so each third is split. Bloom fuses them head by head, so a plain slice
+holds complete heads; its position biases (alibi) cover all heads, of which a rank takes its own. Llama may have fewer
+heads for keys and values than for queries: the ranks must divide both numbers.
 
-Residual blocks of convolutions are known by torchvision's names: of a basic block both convolutions are split, of a
-bottleneck the second and the third; the first, of 1x1, is whole on every rank. Other convolution nets are split pair by
+Residual blocks of convolutions are known by torchvision's names: both convolutions of a basic block are split, and the
+second and third of a bottleneck; its first, 1x1, stays whole on every rank. Other convolution nets are split pair by
 pair (`channel_plan.py`).
 """
 
@@ -14,17 +14,17 @@ from torch import nn
 from sandtable.errors import MethodError
 from sandtable.methods.tensor.channel_plan import pair_up
 from sandtable.methods.tensor.convolution import is_convolution
-from sandtable.methods.tensor.plan import Plan
-from sandtable.methods.tensor.styles import Column, Heads
+from sandtable.methods.tensor.plan import TensorPlan
+from sandtable.methods.tensor.styles import ColumnSplit, HeadSplit
 
 __all__ = ["BASIC_BLOCK", "BERT", "BLOOM", "BOTTLENECK", "DECODER", "ENCODER", "GPT2", "LLAMA", "find_plan"]
 
-GPT2 = Plan(
+GPT2 = TensorPlan(
     {
         "wte": "vocabulary",
         "lm_head": "vocabulary",
         "attn": "heads",
-        "attn.c_attn": Column(parts=3),
+        "attn.c_attn": ColumnSplit(parts=3),
         "attn.c_proj": "row",
         "mlp.c_fc": "column",
         "mlp.c_proj": "row",
@@ -32,7 +32,7 @@ GPT2 = Plan(
     sequence=("h.*", "ln_f"),
     is_strict=False,
 )
-BERT = Plan(
+BERT = TensorPlan(
     {
         "embeddings.word_embeddings": "vocabulary",
         "predictions.decoder": "vocabulary",
@@ -47,11 +47,11 @@ BERT = Plan(
     sequence=("encoder.layer.*",),
     is_strict=False,
 )
-BLOOM = Plan(
+BLOOM = TensorPlan(
     {
         "word_embeddings": "vocabulary",
         "lm_head": "vocabulary",
-        "self_attention": Heads(of_heads=("alibi",)),
+        "self_attention": HeadSplit(of_heads=("alibi",)),
         "self_attention.query_key_value": "column",
         "self_attention.dense": "row",
         "mlp.dense_h_to_4h": "column",
@@ -60,7 +60,7 @@ BLOOM = Plan(
     sequence=("h.*", "ln_f"),
     is_strict=False,
 )
-LLAMA = Plan(
+LLAMA = TensorPlan(
     {
         "embed_tokens": "vocabulary",
         "lm_head": "vocabulary",
@@ -76,19 +76,19 @@ LLAMA = Plan(
     sequence=("layers.*", "norm"),
     is_strict=False,
 )
-ENCODER = Plan(
+ENCODER = TensorPlan(
     {"self_attn": "heads", "linear1": "column", "linear2": "row"},
     sequence=("layers.*",),
     is_strict=False,
 )
-# A decoder reads the encoder's output in every layer, so tokens are not shared out.
-DECODER = Plan(
+# Every layer of a decoder reads the encoder's output, so its tokens are not split.
+DECODER = TensorPlan(
     {"self_attn": "heads", "multihead_attn": "heads", "linear1": "column", "linear2": "row"},
     is_strict=False,
 )
 
-BASIC_BLOCK = Plan({"layer*.*.conv1": "column", "layer*.*.bn1": "channels", "layer*.*.conv2": "row"})
-BOTTLENECK = Plan({"layer*.*.conv2": "column", "layer*.*.bn2": "channels", "layer*.*.conv3": "row"})
+BASIC_BLOCK = TensorPlan({"layer*.*.conv1": "column", "layer*.*.bn1": "channels", "layer*.*.conv2": "row"})
+BOTTLENECK = TensorPlan({"layer*.*.conv2": "column", "layer*.*.bn2": "channels", "layer*.*.conv3": "row"})
 
 _PLANS = {
     "TransformerDecoderLayer": DECODER,
@@ -102,8 +102,8 @@ _PLANS = {
 }
 
 
-def find_plan(model: nn.Module) -> Plan:
-    """The first plan for which the model has a module; pairs of layers, if it is a convolution net in rows."""
+def find_plan(model: nn.Module) -> TensorPlan:
+    """Return the first plan for which the model has a module, or pairs of layers for a sequential convolution net."""
     classes = {type(module).__name__ for module in model.modules()}
     for name, plan in _PLANS.items():
         if name in classes:
@@ -111,7 +111,7 @@ def find_plan(model: nn.Module) -> Plan:
     if any(map(is_convolution, model.modules())) and (pairs := pair_up(model)) is not None:
         return pairs
     raise MethodError(
-        f"a model must have layers that are known ({', '.join(_PLANS)}), or pairs of convolutions in an nn.Sequential, "
-        f"to be split without a plan, but {type(model).__name__} has none; name its layers: "
-        'plan=Plan({"mlp.up": "column", "mlp.down": "row"})'
+        f"to be split without a plan, a model must have known layers ({', '.join(_PLANS)}), or pairs of convolutions "
+        f"in an nn.Sequential, but {type(model).__name__} has none; name its layers: "
+        'plan=TensorPlan({"mlp.up": "column", "mlp.down": "row"})'
     )

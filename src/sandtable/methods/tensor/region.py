@@ -1,11 +1,11 @@
-"""Region: the part of a model in which ranks do different work, with its two gates.
+"""Regions: parts of a model in which ranks do different work, each with two gates.
 
                      tensor parallel                         with sequence parallelism
     enter            identity   | backward all-reduce        all-gather     | backward reduce-scatter
     leave            all-reduce | backward identity          reduce-scatter | backward all-gather
 
 With sequence parallelism each rank keeps its share of the tokens between two regions, and an all-reduce becomes its two
-halves: the same bytes, and what lies between (norms, dropout, residuals) is not held N times.
+halves: the bytes are the same, and activations between regions (norms, dropout, residuals) are not held N times.
 """
 
 import torch
@@ -19,7 +19,7 @@ __all__ = ["Region"]
 
 
 class Region:
-    """`sequence_dim`: the dim of the tokens if each rank has its share of them outside, None if all have all."""
+    """`sequence_dim`: the dim of the tokens if each rank has its share of them outside; None if all ranks have all."""
 
     def __init__(self, group: TensorGroup, randomness: Randomness, *, sequence_dim: int | None = None) -> None:
         self.group = group
@@ -30,10 +30,9 @@ class Region:
         self._state = (0, False)
 
     def enter(self, tensor: Tensor) -> Tensor:
-        """From outside into split work; dropout differs from here on.
+        """Enter split work; from here on dropout differs between ranks.
 
-        Layers that read the same tensor one after the other (q, k and v; gate and up) enter together: the exchange is
-        paid for once.
+        Consecutive layers that read the same tensor (q, k and v; gate and up) enter together, with one exchange.
         """
         state = (tensor._version, torch.is_grad_enabled())
         if self._inside is None or tensor is not self._outside or state != self._state:
@@ -41,14 +40,14 @@ class Region:
         return self._inside
 
     def end(self) -> None:
-        """Before the last linear layer of the region: what entered is let go, dropout is the same again."""
+        """Release what entered and make dropout equal again; called before the last layer of the region."""
         self._outside = self._inside = None
-        # Where tokens are shared out, ranks differ outside as well.
+        # Where tokens are split, ranks differ outside as well.
         if self.sequence_dim is None:
             self.randomness.leave()
 
     def leave(self, tensor: Tensor) -> Tensor:
-        """From partial sums to outside."""
+        """Leave split work: turn partial sums into what all ranks, or each rank's tokens, need."""
         if self.sequence_dim is None:
             return operators.reduce(tensor, self.group)
         return operators.scatter(tensor, self.group, self.sequence_dim)

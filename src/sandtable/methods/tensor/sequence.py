@@ -1,8 +1,8 @@
 """Sequence parallelism: between two modules of a model each rank keeps its share of the tokens.
 
-What lies there beside the split layers (norms, residuals, dropout, biases added once) treats every token by itself, so
-a rank does it for its own tokens only: less memory, and no work done N times. Parameters there are on all ranks but saw
-some of the tokens, so their gradients are parts of a sum, which `sum_gradients` adds up.
+Besides the split layers, what lies there (norms, residuals, dropout, biases added once) treats every token separately.
+So a rank does it only for its own tokens, which saves memory and repeated work. Parameters there are replicated but see
+only some of the tokens, so their gradients are partial sums, which `sum_gradients` adds up.
 
 Korthikanti et al. 2022 (arXiv:2205.05198).
 """
@@ -26,11 +26,11 @@ __all__ = ["share_tokens", "sum_gradients"]
 
 
 def share_tokens(modules: list[nn.Module], region: Region) -> None:
-    """Split the tokens of the first module's first argument; put those of the last one's output together."""
+    """Split the tokens of the first module's first argument, and gather those of the last one's output."""
     first, last = modules[0], modules[-1]
     if first in modules[1:] or last in modules[:-1]:
         raise MethodError(
-            "the first and the last module of a sequence must stand in the model once, but one of them "
+            "the first and the last module of a sequence must occur in the model once, but one of them "
             f"({type(last).__name__}) has several names; copy it, or use sequence_parallel=False"
         )
     first.register_forward_pre_hook(partial(_split, region), with_kwargs=True, prepend=True)
@@ -38,10 +38,10 @@ def share_tokens(modules: list[nn.Module], region: Region) -> None:
 
 
 def sum_gradients(places: Iterable[tuple[nn.Module, str]], group: TensorGroup) -> None:
-    """Add up over the ranks what every backward pass brings parameters, given by module and name, before `grad` has it.
+    """Sum the gradients of parameters, given by module and name, over the ranks before they reach `grad`.
 
-    Others put tensors of their own in a parameter's place for a pass (FSDP2 the gathered one, PipeDream an old version,
-    a copy of the model its own): whatever a module is about to compute with gets the hook, once.
+    Others replace a parameter for one pass (FSDP2 by the gathered one, PipeDream by an old version, a copy of the model
+    by its own), so whatever tensor a module is about to compute with gets the hook, once.
     """
     hooked = WeakTensorKeyDictionary()
 

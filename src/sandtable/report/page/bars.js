@@ -1,4 +1,4 @@
-// Stacked bars: where the step goes, what fills the card.
+// Stacked bars: where the step goes, and what fills the card.
 
 const PARTS = [
   ["forward", "forward"], ["backward", "backward"], ["recompute", "recompute"], ["optimizer", "optimizer"],
@@ -15,7 +15,7 @@ function amounts(parts) {
 
 function partsTotal(parts) { return amounts(parts).reduce((a, part) => a + part.value, 0); }
 
-// Pieces [{key, name, value}] of a bar that is `end` long; `text` says a piece's value in words.
+// A bar of pieces [{key, name, value}], `end` long; `text` formats a piece's value.
 function stack(pieces, end, text, attributes = {}) {
   const node = h("div", { class: "stack", role: "img", ...attributes });
   for (const piece of pieces) {
@@ -55,7 +55,7 @@ const WHO = { slowest: "slowest rank", median: "median rank", first: "first rank
 
 function breakdownCard(summary, classes) {
   const node = card("time", "Where the step goes",
-    "What keeps each rank's device busy, or idle. Communication counts only where no compute hides it.");
+    "What keeps each rank's device busy or idle. Communication counts only where compute does not hide it.");
   const rows = h("div", { class: "rows" });
   for (const [key, row] of Object.entries(summary.breakdown)) {
     rows.append(

@@ -1,4 +1,4 @@
-// Elements, numbers as text, colours and the tooltip: what every chart uses. Text only ever enters the page as text.
+// Elements, number formats, colours and the tooltip, for every chart. Text enters the page as text only.
 
 const $ = (id) => document.getElementById(id);
 
@@ -42,7 +42,7 @@ const fmt = {
     if (v >= 1) return `${v.toFixed(v >= 100 ? 1 : 2)} s`;
     return v >= 1e-3 ? `${(v * 1e3).toFixed(2)} ms` : v >= 1e-6 ? `${(v * 1e6).toFixed(2)} µs` : `${Math.round(v * 1e9)} ns`;
   },
-  // A moment, with as many digits as tell it from one a step away.
+  // A moment, with enough digits to tell it from its neighbours `step` away.
   moment: (ns, step) => {
     const [unit, name] = ns >= 1e9 || step >= 1e8 ? [1e9, "s"] : ns >= 1e6 || step >= 1e5 ? [1e6, "ms"] : [1e3, "µs"];
     const digits = Math.min(Math.max(Math.ceil(-Math.log10(step / unit) - 1e-9), 0), 9);
@@ -52,7 +52,7 @@ const fmt = {
   number: (v) => (v >= 1000 ? Math.round(v).toLocaleString("en-US") : Number(v.toPrecision(3)).toString()),
 };
 
-// A value and its unit apart, so that the unit can be set smaller: "9.01 s" -> ["9.01", " s"].
+// Splits a value from its unit, which is set smaller: "9.01 s" -> ["9.01", " s"].
 function value(text) {
   const found = /^(-?[\d.,$]+)(.*)$/.exec(text);
   return found ? [found[1], h("small", {}, found[2])] : [text];
@@ -67,13 +67,13 @@ function parse(hex) {
   return [(n >> 16) & 255, (n >> 8) & 255, n & 255];
 }
 
-// Dark or light ink, whichever is easier to read on a colour.
+// Dark or light ink, whichever reads better on a colour.
 function inkOn(hex) {
   const [r, g, b] = parse(hex).map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 ? "#10161d" : "#ffffff";
 }
 
-// Brightness runs one way only, so the scale can be read without telling hues apart: towards dark by day, light by night.
+// Brightness runs one way, so the scale can be read without telling hues apart: towards dark in the light theme, light in the dark one.
 const HEAT = {
   light: ["#eef1f4", "#fde6b8", "#f9b26b", "#e2703d", "#b03a2e", "#641a35"],
   dark: ["#222b36", "#4a2750", "#8b2f5d", "#d1523f", "#f59638", "#fde58a"],
@@ -94,7 +94,7 @@ const FONT = `11.5px ${getComputedStyle(document.body).fontFamily}`;
 const repaints = [];
 function onTheme(paint) { repaints.push(paint); paint(); }
 
-// A canvas as sharp as the screen; `paint(context, width, height)` is called again when size or theme change.
+// A canvas as sharp as the screen; `paint(context, width, height)` runs again when size or theme change.
 function canvas(height, paint, attributes = {}) {
   const node = h("canvas", attributes);
   const draw = () => {
@@ -177,3 +177,5 @@ function ticks(end, most, base = 10) {
 function short(name) { return name.replace(/^(aten|c10d|copy)::/, "").replace(/\.\w+$/, ""); }
 
 function baseName(path) { return path.split("/").pop(); }
+
+function plural(count, one, many) { return `${fmt.count(count)} ${count === 1 ? one : many}`; }

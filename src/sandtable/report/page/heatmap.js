@@ -1,7 +1,7 @@
 // How full each link is, drawn over the cluster: switches as frames, nodes as boxes, GPU ports and adapters as cells.
 
 function linksCard(picture, summary) {
-  const node = card("links", "Links", "Share of what each link could have carried in the step; of two directions the fuller one.");
+  const node = card("links", "Links", "Share of the bytes each link could have carried in the step, in its fuller direction.");
   const most = Math.max(...summary.tiers.map((tier) => tier.max_utilisation), 0);
   const end = [0.05, 0.1, 0.25, 0.5, 1].find((limit) => limit >= most) || 1;
   const map = new HeatMap(picture, end);
@@ -29,8 +29,8 @@ class HeatMap {
     const detailed = picture.boxes[0]?.links && picture.boxes.length <= 48;
     const numSwitches = new Set(picture.boxes.map((box) => box.above)).size;
     this.style = detailed ? this.detailed() : picture.boxes.length <= 640 && numSwitches <= 48 ? this.split() : this.plain();
-    this.note = detailed ? "Small cells are GPU ports, wide cells below them network adapters."
-      : this.style.name === "split" ? "Each box is a node: above its fullest network adapter, below its fullest GPU port."
+    this.note = detailed ? "Small cells are GPU ports; wide cells below them are network adapters."
+      : this.style.name === "split" ? "Each box is a node: its fullest network adapter above, its fullest GPU port below."
         : `Each box is ${picture.nodes_per_box > 1 ? `up to ${picture.nodes_per_box} nodes` : "a node"}, coloured by its fullest link; the bar above them is the fullest uplink of their switch.`;
     this.node = canvas((width) => this.layOut(width), (context) => this.paint(context), {
       tabindex: "0", role: "img", id: "heat",
@@ -210,6 +210,6 @@ function tierTable(summary) {
 
 function busiestTable(summary) {
   const links = summary.tiers.flatMap((tier) => tier.busiest.slice(0, 4)).sort((a, b) => b.utilisation - a.utilisation).slice(0, 12);
-  const columns = [{ name: "fullest links", keep: true }, { name: "carries a step", num: true }, { name: "used", num: true }];
+  const columns = [{ name: "fullest links", keep: true }, { name: "bytes per step", num: true }, { name: "used", num: true }];
   return table(columns, links.map((link) => [link.name, fmt.bytes(link.bytes), fmt.percent(link.utilisation)]));
 }

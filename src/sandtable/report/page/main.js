@@ -14,7 +14,9 @@ function start() {
   startTheme();
   const data = JSON.parse($("data").textContent);
   $("bar-run").textContent = data.title;
-  if (data.kind === "compare") drawCompare(data); else drawRun(data);
+  if (data.kind === "compare") drawCompare(data);
+  else if (data.charts) drawRun(data);
+  else drawUntimed(data);
   document.documentElement.dataset.ready = "yes";
 }
 

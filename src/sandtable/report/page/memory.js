@@ -1,7 +1,7 @@
-// Memory over the step, stacked by category, with what is reserved and what the card has.
+// Memory over the step, stacked by category, with the reserved memory and the card's capacity.
 
 function memoryCard(memory, summary, stepNs) {
-  const node = card("memory", "Memory", "What is allocated over the step, by what it holds. The line is what the allocator has reserved.");
+  const node = card("memory", "Memory", "Allocated memory over the step, by category. The line shows what the allocator has reserved.");
   if (!memory.length) { node.append(h("p", { class: "hint" }, "No allocations were recorded.")); return node; }
   const worst = memory.reduce((a, b) => (Math.max(...b.reserved) > Math.max(...a.reserved) ? b : a));
   const holder = h("div");
@@ -12,7 +12,7 @@ function memoryCard(memory, summary, stepNs) {
   draw(worst);
   const used = CATEGORIES.filter((_, k) => memory.some((each) => each.bytes[k].some((v) => v > 0)));
   node.append(legend(used.map((name) => [name, name])), holder, memoryClasses(summary));
-  if (summary.capture.num_steps < 2) node.append(h("p", { class: "hint" }, "One step was captured: optimizer states come at its end. With --steps 2 they are there from the beginning, as in a running job."));
+  if (summary.capture.num_steps < 2) node.append(h("p", { class: "hint" }, "One step was captured, so optimizer states appear at its end. With --steps 2 they exist from the start, as in a running job."));
   return node;
 }
 
@@ -38,7 +38,7 @@ function memoryChart(data, stepNs) {
   });
   chart.append(svg("path", { class: "res-line", d: steps(data.time, data.reserved, x, y) }));
   if (!offChart) chart.append(svg("line", { class: "cap-line", x1: left, x2: W - right, y1: y(data.capacity), y2: y(data.capacity) }));
-  const note = offChart ? `The card has ${fmt.bytes(data.capacity)}: far above this chart.` : `Dashed: the card's ${fmt.bytes(data.capacity)}.`;
+  const note = offChart ? `The card's ${fmt.bytes(data.capacity)} are far above this chart.` : `Dashed: the card's ${fmt.bytes(data.capacity)}.`;
   return h("div", {}, memoryHover(chart, data, total, { W, H, left, right, top, bottom, stepNs, x }), h("p", { class: "hint" }, note));
 }
 
@@ -86,5 +86,5 @@ function memoryClasses(summary) {
   }
   const rest = summary.memory.length - shown.length;
   return h("div", {}, h("h3", {}, "At the fullest moment, by class of ranks"), h("div", { style: { height: "8px" } }), rows,
-    rest > 0 ? h("p", { class: "hint" }, `${rest} more classes are in summary.json.`) : null);
+    rest > 0 ? h("p", { class: "hint" }, `${plural(rest, "more class is", "more classes are")} in summary.json.`) : null);
 }

@@ -1,10 +1,10 @@
-// How large the messages are: for each collective its calls in bins of powers of two.
+// The sizes of messages: for each collective its calls, in bins of powers of two.
 
 const BASE = ["axis-0", "forward", "recompute", "optimizer", "axis-1", "backward", "host", "input"];
 
 function messagesCard(transactions) {
-  const node = card("messages", "Messages", "Calls of all ranks in one step, by size: each bar is a power of two.");
-  if (!transactions.length) { node.append(h("p", { class: "hint" }, "No rank talks to another.")); return node; }
+  const node = card("messages", "Messages", "Calls of all ranks in one step, by size. Each bar is a power of two.");
+  if (!transactions.length) { node.append(h("p", { class: "hint" }, "No rank communicates with another.")); return node; }
   const holder = h("div");
   const buttons = ["count", "bytes"].map((measure) => h("button", { type: "button", class: "button", onclick: () => draw(measure) }, measure === "count" ? "calls" : "bytes"));
   const draw = (measure) => {
@@ -13,7 +13,7 @@ function messagesCard(transactions) {
   };
   draw("count");
   node.tools.append(...buttons);
-  fill(node, {}, [holder, transactions.length > 12 ? h("p", { class: "hint" }, `${transactions.length - 12} more are in summary.json.`) : null, callsTable(transactions)]);
+  fill(node, {}, [holder, transactions.length > 12 ? h("p", { class: "hint" }, `${plural(transactions.length - 12, "more collective is", "more collectives are")} in summary.json.`) : null, callsTable(transactions)]);
   return node;
 }
 
@@ -42,7 +42,7 @@ function ridges(rows, measure) {
 }
 
 function callsTable(transactions) {
-  const columns = [{ name: "collective" }, { name: "axis" }, { name: "calls", num: true }, { name: "bytes", num: true }, { name: "carried out as" }];
+  const columns = [{ name: "collective" }, { name: "axis" }, { name: "calls", num: true }, { name: "bytes", num: true }, { name: "algorithms" }];
   const rows = transactions.map((row) => [row.op, row.axis, fmt.count(row.count), fmt.bytes(row.bytes),
     Object.entries(row.algorithms || {}).map(([name, count]) => `${name || "–"} × ${fmt.count(count)}`).join(", ")]);
   return h("details", {}, h("summary", {}, "As a table"), table(columns, rows));

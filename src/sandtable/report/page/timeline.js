@@ -1,67 +1,67 @@
-// The timeline: one lane a stream, zoomed with the wheel, moved by dragging, read with the pointer or the arrow keys.
+// The timeline: one track per stream, zoomed with the wheel, moved by dragging, read with the pointer or the arrow keys.
 
 const PHASES = ["forward", "backward", "optimizer", "recompute"];
-const LANE = 17, GAP = 9, TOP = 24, LEFT = 146;
+const TRACK = 17, GAP = 9, TOP = 24, LEFT = 146;
 
-// A lane's columns come as kind, length and gap; what a kind is stands in a table that all ranks share.
+// A track comes as columns kind, length and gap; the table of kinds is shared by all ranks.
 const KIND = ["name", "category", "phase", "axis", "line", "bytes", "flops", "count"];
 
-function unpack(lanes) {
-  for (const rank of lanes.ranks) {
-    for (const lane of rank.lanes) {
+function unpack(tracks) {
+  for (const rank of tracks.ranks) {
+    for (const track of rank.tracks) {
       let end = 0;
-      lane.start = lane.gap.map((gap, k) => { const start = end + gap; end = start + lane.length[k]; return start; });
-      KIND.forEach((name, column) => { lane[name] = lane.kind.map((kind) => lanes.kinds[kind][column]); });
+      track.start = track.gap.map((gap, k) => { const start = end + gap; end = start + track.length[k]; return start; });
+      KIND.forEach((name, column) => { track[name] = track.kind.map((kind) => tracks.kinds[kind][column]); });
     }
   }
-  return lanes;
+  return tracks;
 }
 
-function timelineCard(lanes, stepNs) {
-  unpack(lanes);
-  const merged = lanes.num_drawn < lanes.num_spans
-    ? ` ${fmt.count(lanes.num_spans)} operators are drawn as ${fmt.count(lanes.num_drawn)} spans: short neighbours are joined.` : "";
-  const node = card("timeline", "Timeline", `Streams of ${lanes.ranks.length} chosen ranks. Wheel zooms, dragging moves.${merged}`);
-  const view = new TimelineView(lanes, stepNs);
+function timelineCard(tracks, stepNs) {
+  unpack(tracks);
+  const merged = tracks.num_drawn < tracks.num_spans
+    ? ` ${fmt.count(tracks.num_spans)} operators are drawn as ${fmt.count(tracks.num_drawn)} spans: short neighbours are joined.` : "";
+  const node = card("timeline", "Timeline", `Streams of ${tracks.ranks.length} chosen ranks. Scroll to zoom, drag to move.${merged}`);
+  const view = new TimelineView(tracks, stepNs);
   const button = (text, label, act) => h("button", { type: "button", class: "button", "aria-label": label, onclick: act }, text);
   node.tools.append(
     button("−", "Zoom out", () => view.zoom(2)), button("+", "Zoom in", () => view.zoom(0.5)),
     button("whole step", "Show the whole step", () => view.reset()));
-  node.append(timelineLegend(lanes), view.node, view.status);
+  node.append(timelineLegend(tracks), view.node, view.status);
   return node;
 }
 
-function timelineLegend(lanes) {
-  const all = lanes.ranks.flatMap((rank) => rank.lanes);
-  const used = new Set(all.flatMap((lane) => lane.phase.filter((_, k) => lane.category[k] === 0)));
+function timelineLegend(tracks) {
+  const all = tracks.ranks.flatMap((rank) => rank.tracks);
+  const used = new Set(all.flatMap((track) => track.phase.filter((_, k) => track.category[k] === 0)));
   const entries = PHASES.map((name, k) => [name, name, k]).filter(([, , k]) => used.has(k)).map(([name, hue]) => [name, hue]);
-  const kinds = new Set(all.flatMap((lane) => lane.category));
-  if (kinds.has(1)) axesInUse(lanes).forEach((axis) => entries.push([`communication, ${lanes.axes[axis] || "world"}`, axisHue(lanes, axis)]));
+  const kinds = new Set(all.flatMap((track) => track.category));
+  if (kinds.has(1)) axesInUse(tracks).forEach((axis) => entries.push([`communication, ${tracks.axes[axis] || "world"}`, axisHue(tracks, axis)]));
   if (kinds.has(2)) entries.push(["copy", "copy"]);
   if (kinds.has(3)) entries.push(["waiting for others", "wait"]);
   return legend(entries);
 }
 
-function axesInUse(lanes) {
+function axesInUse(tracks) {
   const found = new Set();
-  for (const lane of lanes.ranks.flatMap((rank) => rank.lanes)) lane.axis.forEach((axis, k) => { if (lane.category[k] === 1) found.add(axis); });
-  return [...found].sort((a, b) => (lanes.axes[a] < lanes.axes[b] ? -1 : 1));
+  for (const track of tracks.ranks.flatMap((rank) => rank.tracks)) track.axis.forEach((axis, k) => { if (track.category[k] === 1) found.add(axis); });
+  return [...found].sort((a, b) => (tracks.axes[a] < tracks.axes[b] ? -1 : 1));
 }
 
-function axisHue(lanes, axis) { return `axis-${axesInUse(lanes).indexOf(axis) % 5}`; }
+function axisHue(tracks, axis) { return `axis-${axesInUse(tracks).indexOf(axis) % 5}`; }
 
 class TimelineView {
-  constructor(lanes, stepNs) {
-    this.lanes = lanes;
+  constructor(tracks, stepNs) {
+    this.tracks = tracks;
     this.end = stepNs;
     this.from = 0;
     this.to = stepNs;
-    this.hues = axesInUse(lanes);
+    this.hues = axesInUse(tracks);
     this.rows = this.layOut();
-    this.height = this.rows.length ? this.rows.at(-1).y + LANE + 6 : TOP;
+    this.height = this.rows.length ? this.rows.at(-1).y + TRACK + 6 : TOP;
     this.status = h("p", { class: "hint", id: "range", "aria-live": "polite" });
     this.node = canvas(this.height, (context, width) => this.paint(context, width), {
-      class: "drag", tabindex: "0", role: "application", id: "lanes",
+      class: "drag", tabindex: "0", role: "application", id: "tracks",
       "aria-label": "Timeline of chosen ranks. Arrow keys move, plus and minus zoom, 0 shows the whole step.",
       "aria-describedby": "range",
     });
@@ -69,33 +69,33 @@ class TimelineView {
     this.say();
   }
 
-  // One row a stream, and where it is.
+  // One row per stream, and its position.
   layOut() {
     const rows = [];
     let y = TOP;
-    for (const rank of this.lanes.ranks) {
-      rank.lanes.forEach((lane, position) => {
-        rows.push({ rank, lane, y, position, last: lane.start.length - 1, label: this.laneName(lane) });
-        y += LANE + 1;
+    for (const rank of this.tracks.ranks) {
+      rank.tracks.forEach((track, position) => {
+        rows.push({ rank, track, y, position, last: track.start.length - 1, label: this.trackName(track) });
+        y += TRACK + 1;
       });
       y += GAP;
     }
     return rows;
   }
 
-  laneName(lane) {
+  trackName(track) {
     const time = new Map();
-    lane.length.forEach((length, k) => {
-      const key = lane.category[k] === 0 ? "compute" : lane.category[k] === 2 ? "copies" : this.lanes.axes[lane.axis[k]] || "world";
+    track.length.forEach((length, k) => {
+      const key = track.category[k] === 0 ? "compute" : track.category[k] === 2 ? "copies" : this.tracks.axes[track.axis[k]] || "world";
       time.set(key, (time.get(key) || 0) + length);
     });
-    return [...time].sort((a, b) => b[1] - a[1])[0]?.[0] || `stream ${lane.stream}`;
+    return [...time].sort((a, b) => b[1] - a[1])[0]?.[0] || `stream ${track.stream}`;
   }
 
-  hueOf(lane, k) {
-    if (lane.category[k] === 0) return PHASES[lane.phase[k]];
-    if (lane.category[k] === 1) return `axis-${this.hues.indexOf(lane.axis[k]) % 5}`;
-    return lane.category[k] === 2 ? "copy" : "wait";
+  hueOf(track, k) {
+    if (track.category[k] === 0) return PHASES[track.phase[k]];
+    if (track.category[k] === 1) return `axis-${this.hues.indexOf(track.axis[k]) % 5}`;
+    return track.category[k] === 2 ? "copy" : "wait";
   }
 
   paint(context, width) {
@@ -106,14 +106,14 @@ class TimelineView {
     this.paintAxis(context, width, scale);
     for (const row of this.rows) {
       context.fillStyle = colour("track");
-      context.fillRect(LEFT, row.y, width - LEFT, LANE);
+      context.fillRect(LEFT, row.y, width - LEFT, TRACK);
       this.paintLabel(context, row);
     }
     context.save();
     context.beginPath();
     context.rect(LEFT, 0, width - LEFT, this.height);
     context.clip();
-    for (const row of this.rows) this.paintLane(context, row, scale, paintOf);
+    for (const row of this.rows) this.paintTrack(context, row, scale, paintOf);
     context.restore();
   }
 
@@ -138,48 +138,48 @@ class TimelineView {
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.fillStyle = colour("faint");
-    context.fillText(row.label.slice(0, 9), LEFT - 8, row.y + LANE / 2 + 0.5);
+    context.fillText(row.label.slice(0, 9), LEFT - 8, row.y + TRACK / 2 + 0.5);
     if (row.position) return;
     context.textAlign = "left";
     context.fillStyle = colour("ink");
     context.font = `600 ${FONT}`;
-    context.fillText(`rank ${row.rank.rank}`, 0, row.y + LANE / 2 + 0.5);
+    context.fillText(`rank ${row.rank.rank}`, 0, row.y + TRACK / 2 + 0.5);
     context.font = FONT;
   }
 
-  paintLane(context, row, scale, paintOf) {
-    const { lane } = row;
+  paintTrack(context, row, scale, paintOf) {
+    const { track } = row;
     context.textAlign = "left";
     context.textBaseline = "middle";
     let painted = -1;
-    for (let k = this.firstAfter(row, this.from); k <= row.last && lane.start[k] < this.to; k += 1) {
-      const x = LEFT + (lane.start[k] - this.from) * scale;
-      const wide = lane.length[k] * scale;
+    for (let k = this.firstAfter(row, this.from); k <= row.last && track.start[k] < this.to; k += 1) {
+      const x = LEFT + (track.start[k] - this.from) * scale;
+      const wide = track.length[k] * scale;
       if (x + wide < painted + 0.4) continue;
-      const look = paintOf(this.hueOf(lane, k));
+      const look = paintOf(this.hueOf(track, k));
       const left = Math.max(x, painted, LEFT - 1), right = Math.max(x + wide - (wide > 3 ? 0.7 : 0), left + 0.7);
       context.fillStyle = look.fill;
-      context.fillRect(left, row.y, right - left, LANE);
+      context.fillRect(left, row.y, right - left, TRACK);
       painted = right;
       if (right - left > 34) {
-        const text = fit(context, this.nameOf(lane, k), right - left - 8);
+        const text = fit(context, this.nameOf(track, k), right - left - 8);
         context.fillStyle = look.ink;
-        if (text) context.fillText(text, left + 4, row.y + LANE / 2 + 0.5);
+        if (text) context.fillText(text, left + 4, row.y + TRACK / 2 + 0.5);
       }
     }
   }
 
-  nameOf(lane, k) {
-    const name = short(this.lanes.names[lane.name[k]]);
-    return lane.count[k] > 1 ? `${fmt.count(lane.count[k])} × ${name}` : name;
+  nameOf(track, k) {
+    const name = short(this.tracks.names[track.name[k]]);
+    return track.count[k] > 1 ? `${fmt.count(track.count[k])} × ${name}` : name;
   }
 
-  // The first span of a lane that ends after a moment: spans of a stream do not overlap.
+  // The first span of a track that ends after a moment: spans of a stream do not overlap.
   firstAfter(row, moment) {
     let low = 0, high = row.last + 1;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (row.lane.start[middle] + row.lane.length[middle] <= moment) low = middle + 1; else high = middle;
+      if (row.track.start[middle] + row.track.length[middle] <= moment) low = middle + 1; else high = middle;
     }
     return low;
   }
@@ -187,28 +187,28 @@ class TimelineView {
   at(event) {
     const box = this.node.getBoundingClientRect();
     const x = event.clientX - box.left, y = event.clientY - box.top;
-    const row = this.rows.find((each) => y >= each.y && y < each.y + LANE);
+    const row = this.rows.find((each) => y >= each.y && y < each.y + TRACK);
     if (!row || x < LEFT) return null;
     const perPixel = (this.to - this.from) / (this.width - LEFT);
     const moment = this.from + (x - LEFT) * perPixel;
     const k = this.firstAfter(row, moment - 2 * perPixel);
-    return k <= row.last && row.lane.start[k] <= moment + 2 * perPixel ? { row, k } : null;
+    return k <= row.last && row.track.start[k] <= moment + 2 * perPixel ? { row, k } : null;
   }
 
   explain(event) {
     const found = this.at(event);
     if (!found) { untip(); return; }
-    const { row: { rank, lane, label }, k } = found;
-    const isCompute = lane.category[k] === 0;
-    tip(event, this.nameOf(lane, k), [
-      ["takes", fmt.seconds(lane.length[k] / 1e9)],
-      ["at", fmt.moment(lane.start[k], (this.to - this.from) / 1000)],
+    const { row: { rank, track, label }, k } = found;
+    const isCompute = track.category[k] === 0;
+    tip(event, this.nameOf(track, k), [
+      ["takes", fmt.seconds(track.length[k] / 1e9)],
+      ["at", fmt.moment(track.start[k], (this.to - this.from) / 1000)],
       ["on", `rank ${rank.rank}${rank.num_ranks > 1 ? ` (and ${fmt.count(rank.num_ranks - 1)} like it)` : ""}, ${label}`],
-      ["phase", PHASES[lane.phase[k]]],
-      ["axis", isCompute ? "" : this.lanes.axes[lane.axis[k]]],
-      ["bytes", lane.bytes[k] ? fmt.bytes(lane.bytes[k]) : ""],
-      ["work", lane.flops[k] ? `${fmt.flops(lane.flops[k])}, ${fmt.flops(lane.flops[k] / lane.length[k] * 1e9)}/s` : ""],
-      ["line", this.lanes.lines[lane.line[k]]],
+      ["phase", PHASES[track.phase[k]]],
+      ["axis", isCompute ? "" : this.tracks.axes[track.axis[k]]],
+      ["bytes", track.bytes[k] ? fmt.bytes(track.bytes[k]) : ""],
+      ["work", track.flops[k] ? `${fmt.flops(track.flops[k])}, ${fmt.flops(track.flops[k] / track.length[k] * 1e9)}/s` : ""],
+      ["line", this.tracks.lines[track.line[k]]],
     ]);
   }
 

@@ -1,7 +1,7 @@
 """CIFAR-10 in its official binary format: 60,000 colour images of 32 × 32 pixels in ten classes (Krizhevsky 2009).
 
-Five files of training images and one of test images, each a row of 10,000 records: one byte of label, then 1024 bytes
-of red, 1024 of green and 1024 of blue, row by row.
+There are five files of training images and one of test images, each with 10,000 records: one byte for the label, then
+1024 bytes each of red, green and blue, row by row.
 """
 
 import tarfile
@@ -11,7 +11,7 @@ import numpy as np
 
 from sandtable.errors import StudyError
 from sandtable.study.data.download import Official, download
-from sandtable.study.data.image_set import ImageSet, Part
+from sandtable.study.data.image_set import ImageSet, ImageSplit
 
 __all__ = ["read_cifar10"]
 
@@ -25,53 +25,55 @@ NUM_CLASSES = 10
 RECORD_BYTES = 1 + 3 * 32 * 32
 
 REMEDY = (
-    f"unpack {ARCHIVE.url} on a machine with the internet and give the folder that holds {FOLDER}/ as --data FOLDER, "
-    "or let this machine reach it"
+    f"unpack {ARCHIVE.url} on a machine with internet access and pass the folder that contains {FOLDER}/ as "
+    "--data FOLDER, or give this machine access"
 )
 
 
 def read_cifar10(folder: Path) -> ImageSet:
-    """The data set below `folder` (or in it), downloaded there if it is missing."""
-    where = _found(folder) or _fetched(folder)
-    parts = [_part(where / name) for name in TRAIN]
+    """Read the data set in `folder` or below it; download it there if it is missing."""
+    location = _find(folder) or _download(folder)
+    parts = [_read_file(location / name) for name in TRAIN]
     return ImageSet(
         name="cifar10",
         num_classes=NUM_CLASSES,
-        train=Part(pixels=[part.pixels[0] for part in parts], labels=np.concatenate([part.labels for part in parts])),
-        test=_part(where / TEST),
+        train=ImageSplit(
+            pixels=[part.pixels[0] for part in parts], labels=np.concatenate([part.labels for part in parts])
+        ),
+        test=_read_file(location / TEST),
         mean=(125.3, 123.0, 113.9),
         deviation=(63.0, 62.1, 66.7),
     )
 
 
-def _part(file: Path) -> Part:
+def _read_file(file: Path) -> ImageSplit:
     size = file.stat().st_size
     if size == 0 or size % RECORD_BYTES:
         raise StudyError(
-            f"{file} must be records of {RECORD_BYTES} bytes, but it has {size} bytes; "
-            "take the binary version of CIFAR-10, and fetch it again if it was cut short"
+            f"{file} must consist of records of {RECORD_BYTES} bytes, but has {size} bytes; "
+            "use the binary version of CIFAR-10, and download it again if it is incomplete"
         )
     records = np.memmap(file, np.uint8, mode="r").reshape(-1, RECORD_BYTES)
     labels = np.array(records[:, 0])
     if (highest := int(labels.max())) >= NUM_CLASSES:
         raise StudyError(
-            f"{file}: labels must be below {NUM_CLASSES}, but got {highest}; take the binary version of CIFAR-10"
+            f"{file}: labels must be below {NUM_CLASSES}, but got {highest}; use the binary version of CIFAR-10"
         )
-    return Part(pixels=[records[:, 1:].reshape(-1, 3, 32, 32)], labels=labels)
+    return ImageSplit(pixels=[records[:, 1:].reshape(-1, 3, 32, 32)], labels=labels)
 
 
-def _found(folder: Path) -> Path | None:
-    """Where the six files are, if they are all there."""
-    for place in (folder, folder / FOLDER):
-        if all((place / name).is_file() for name in (*TRAIN, TEST)):
-            return place
+def _find(folder: Path) -> Path | None:
+    """Return the folder with the six files, if all exist."""
+    for candidate in (folder, folder / FOLDER):
+        if all((candidate / name).is_file() for name in (*TRAIN, TEST)):
+            return candidate
     return None
 
 
-def _fetched(folder: Path) -> Path:
+def _download(folder: Path) -> Path:
     archive = download(ARCHIVE, folder, remedy=REMEDY)
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
-    found = _found(folder)
-    assert found is not None, f"{archive} has the right checksum but not the six files"
-    return found
+    location = _find(folder)
+    assert location is not None, f"{archive} has the right checksum but not the six files"
+    return location

@@ -1,4 +1,4 @@
-"""Files from their official place, held against their checksum; or one message that names both ways to get them."""
+"""Download files from their official source and verify their checksums, or explain how else to get them."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Official:
-    """A file as its makers publish it. They publish MD5, which tells a broken download, not a forged one."""
+    """A file as its authors publish it. They publish MD5, which detects a broken download, not a forged one."""
 
     url: str
     md5: str
@@ -29,7 +29,7 @@ class Official:
 
 
 def download(file: Official, folder: Path, *, remedy: str) -> Path:
-    """The file, below `folder`; fetched unless it is there. It appears whole and checked, or not at all."""
+    """Return the file in `folder`, downloaded if it is missing. It appears complete and verified, or not at all."""
     target = folder / file.name
     if target.exists() and _md5(target) == file.md5:
         return target
@@ -40,13 +40,13 @@ def download(file: Official, folder: Path, *, remedy: str) -> Path:
         with os.fdopen(handle, "wb") as out, urllib.request.urlopen(file.url, timeout=_TIMEOUT_S) as answer:
             while chunk := answer.read(_CHUNK):
                 out.write(chunk)
-        if (found := _md5(part)) != file.md5:
-            raise StudyError(f"{file.url} must have the checksum {file.md5}, but got {found}; {remedy}")
+        if (checksum := _md5(part)) != file.md5:
+            raise StudyError(f"{file.url} must have the checksum {file.md5}, but got {checksum}; {remedy}")
         part.replace(target)
     except (OSError, urllib.error.URLError) as error:
         raise StudyError(
-            f"{file.name} must be in {folder} or at its official place {file.url}, but it is not in the folder and "
-            f"fetching it gave: {error}; {remedy}"
+            f"{file.name} must be in {folder} or available from {file.url}, but it is not in the folder and "
+            f"downloading it failed: {error}; {remedy}"
         ) from None
     finally:
         part.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Fashion-MNIST in the idx format of MNIST: 70,000 grey images of 28 × 28 pixels in ten classes (Xiao et al. 2017).
 
-An idx file is a head of big-endian numbers (two zero bytes, the type 8 for bytes, the number of axes, then the length
-of each axis) and the bytes themselves. They are published compressed; a file is unpacked once, to be mapped.
+An idx file is a header of big-endian numbers (two zero bytes, the type 8 for bytes, the number of axes, then the length
+of each axis) followed by the data. The files are published compressed; each is unpacked once, so that it can be mapped.
 """
 
 import gzip
@@ -15,13 +15,13 @@ import numpy as np
 
 from sandtable.errors import StudyError
 from sandtable.study.data.download import Official, download
-from sandtable.study.data.image_set import ImageSet, Part, Pixels
+from sandtable.study.data.image_set import ImageSet, ImageSplit, Pixels
 
 __all__ = ["read_fashion_mnist"]
 
-_PLACE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_SOURCE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FILES = tuple(
-    Official(url=f"{_PLACE}/{name}.gz", md5=md5)
+    Official(url=f"{_SOURCE}/{name}.gz", md5=md5)
     for name, md5 in (
         ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
         ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
@@ -32,50 +32,49 @@ FILES = tuple(
 NUM_CLASSES = 10
 
 REMEDY = (
-    f"fetch the four .gz files from {_PLACE} on a machine with the internet and give their folder as --data FOLDER, "
-    "or let this machine reach it"
+    f"download the four .gz files from {_SOURCE} on a machine with internet access and pass their folder as "
+    "--data FOLDER, or give this machine access"
 )
 
 
 def read_fashion_mnist(folder: Path) -> ImageSet:
-    """The data set in `folder` (or in fashion-mnist/ below it), downloaded there if it is missing."""
-    where = folder / "fashion-mnist" if (folder / "fashion-mnist").is_dir() else folder
-    train_pixels, train_labels, test_pixels, test_labels = (_idx(_unpacked(file, where)) for file in FILES)
+    """Read the data set in `folder` or in fashion-mnist/ below it; download it there if it is missing."""
+    location = folder / "fashion-mnist" if (folder / "fashion-mnist").is_dir() else folder
+    train_pixels, train_labels, test_pixels, test_labels = (_map_idx(_unpack(file, location)) for file in FILES)
     return ImageSet(
         name="fashion-mnist",
         num_classes=NUM_CLASSES,
-        train=_part(train_pixels, train_labels, where),
-        test=_part(test_pixels, test_labels, where),
+        train=_split(train_pixels, train_labels, location),
+        test=_split(test_pixels, test_labels, location),
         mean=(72.9,),
         deviation=(90.0,),
     )
 
 
-def _part(pixels: Pixels, labels: Pixels, where: Path) -> Part:
+def _split(pixels: Pixels, labels: Pixels, location: Path) -> ImageSplit:
     if pixels.ndim != 3 or labels.ndim != 1 or len(pixels) != len(labels):
         raise StudyError(
-            f"{where}: there must be one label for each image, but got shapes {labels.shape} and {pixels.shape}; "
-            f"{REMEDY}"
+            f"{location}: there must be one label per image, but got shapes {labels.shape} and {pixels.shape}; {REMEDY}"
         )
-    return Part(pixels=[pixels[:, None]], labels=np.array(labels))
+    return ImageSplit(pixels=[pixels[:, None]], labels=np.array(labels))
 
 
-def _idx(file: Path) -> Pixels:
-    """The bytes of an idx file, mapped, in the shape its head gives."""
+def _map_idx(file: Path) -> Pixels:
+    """Map an idx file in the shape that its header gives."""
     with file.open("rb") as stream:
-        head = stream.read(4)
-        axes = head[3] if len(head) == 4 else 0
+        header = stream.read(4)
+        axes = header[3] if len(header) == 4 else 0
         lengths = stream.read(4 * axes)
-    if len(head) < 4 or head[:3] != b"\x00\x00\x08" or not axes or len(lengths) < 4 * axes:
-        raise StudyError(f"{file} must be an idx file of bytes, but its head is {head!r}; {REMEDY}")
+    if len(header) < 4 or header[:3] != b"\x00\x00\x08" or not axes or len(lengths) < 4 * axes:
+        raise StudyError(f"{file} must be an idx file of bytes, but its header is {header!r}; {REMEDY}")
     shape = struct.unpack(f">{axes}I", lengths)
-    found, wanted = file.stat().st_size - 4 - 4 * axes, int(np.prod(shape))
-    if found != wanted:
-        raise StudyError(f"{file} must hold {wanted} bytes after its head, but holds {found}; {REMEDY}")
+    actual, expected = file.stat().st_size - 4 - 4 * axes, int(np.prod(shape))
+    if actual != expected:
+        raise StudyError(f"{file} must have {expected} bytes after its header, but has {actual}; {REMEDY}")
     return np.memmap(file, np.uint8, mode="r", offset=4 + 4 * axes, shape=shape)
 
 
-def _unpacked(file: Official, folder: Path) -> Path:
+def _unpack(file: Official, folder: Path) -> Path:
     target = folder / file.name.removesuffix(".gz")
     if target.is_file():
         return target
@@ -88,7 +87,7 @@ def _unpacked(file: Official, folder: Path) -> Path:
             shutil.copyfileobj(source, out)
         Path(name).replace(target)
     except (OSError, EOFError) as error:
-        raise StudyError(f"{packed} must be a whole gzip file, but: {error}; {REMEDY}") from None
+        raise StudyError(f"{packed} must be a complete gzip file, but: {error}; {REMEDY}") from None
     finally:
         Path(name).unlink(missing_ok=True)
     return target

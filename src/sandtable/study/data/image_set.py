@@ -1,7 +1,7 @@
-"""Labelled images on disk, read as bytes and shared by every process that maps them.
+"""Labelled images on disk, mapped as bytes and shared by all processes that map them.
 
-The files are mapped, not read: sixty workers on one machine have one copy of the data set between them, in the page
-cache. A pixel stays one byte until its batch is made.
+The files are mapped, not read: sixty workers on one machine share one copy of the data set in the page cache. A pixel
+stays one byte until its batch is made.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ImageSet", "Part", "Pixels"]
+__all__ = ["ImageSet", "ImageSplit", "Pixels"]
 
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ImageSplit:
     """Training or test images: one or more mapped arrays (images, channels, height, width) with their labels."""
 
     pixels: Sequence[Pixels]
@@ -26,7 +26,7 @@ class Part:
         return len(self.labels)
 
     def take(self, indices: NDArray[np.int64]) -> tuple[Pixels, NDArray[np.int64]]:
-        """The images and labels at `indices`, in that order, copied out of the mapped files."""
+        """Copy the images and labels at `indices` out of the mapped files, in that order."""
         out = np.empty((len(indices), *self.pixels[0].shape[1:]), np.uint8)
         first = 0
         for array in self.pixels:
@@ -38,12 +38,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSet:
-    """A data set. `mean` and `deviation` are of a channel's bytes over the training images."""
+    """A data set. `mean` and `deviation` are per channel, of the training images' bytes."""
 
     name: str
     num_classes: int
-    train: Part
-    test: Part
+    train: ImageSplit
+    test: ImageSplit
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 

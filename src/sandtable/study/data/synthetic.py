@@ -1,8 +1,8 @@
-"""Images made from a seed, for quick runs: stripes under noise, ten classes of five directions times two widths.
+"""Images generated from a seed, for quick runs: noisy stripes in ten classes, five directions times two widths.
 
-The directions are those of a quarter turn, so that a mirrored image keeps a class of its own.
-They are easy enough that a small network learns them in an epoch or two, and hard enough that it does not in a step.
-They are kept in a file, so that workers map them like real data.
+The directions span a quarter turn, so that a mirrored image does not look like another class. The images are easy
+enough that a small network learns them in an epoch or two, and hard enough that it does not in a step. They are kept in
+a file, so that workers map them like real data.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sandtable.study.data.image_set import ImageSet, Part, Pixels
+from sandtable.study.data.image_set import ImageSet, ImageSplit, Pixels
 
 __all__ = ["read_synthetic"]
 
@@ -23,19 +23,19 @@ _VERSION = 1
 
 
 def read_synthetic(folder: Path) -> ImageSet:
-    """The set, made below `folder` if it is not there."""
-    pixels, labels = _stored(folder, f"synthetic-v{_VERSION}")
+    """Read the data set from `folder`; generate it there if it is missing."""
+    pixels, labels = _load_or_draw(folder, f"synthetic-v{_VERSION}")
     return ImageSet(
         name="synthetic",
         num_classes=NUM_CLASSES,
-        train=Part(pixels=[pixels[:NUM_TRAIN]], labels=labels[:NUM_TRAIN]),
-        test=Part(pixels=[pixels[NUM_TRAIN:]], labels=labels[NUM_TRAIN:]),
+        train=ImageSplit(pixels=[pixels[:NUM_TRAIN]], labels=labels[:NUM_TRAIN]),
+        test=ImageSplit(pixels=[pixels[NUM_TRAIN:]], labels=labels[NUM_TRAIN:]),
         mean=(127.5,) * 3,
         deviation=(64.0,) * 3,
     )
 
 
-def _stored(folder: Path, name: str) -> tuple[Pixels, NDArray[np.uint8]]:
+def _load_or_draw(folder: Path, name: str) -> tuple[Pixels, NDArray[np.uint8]]:
     file = folder / f"{name}.npy"
     labels = np.arange(NUM_TRAIN + NUM_TEST, dtype=np.int64) % NUM_CLASSES
     if not file.exists():

@@ -1,38 +1,47 @@
-"""A replica on every worker, and `DataParallel` between them: sync, exchange and compression as the settings say."""
+"""Data parallelism: a replica per worker, with sync, exchange and compression as the settings give them."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import Any
 
-from sandtable.study.kinds.kind import Kind
-from sandtable.study.kinds.setup import Setup
-from sandtable.study.kinds.stepping import Stepping
-from sandtable.study.kinds.trainer import Cost, Trainer
+from sandtable.study.kinds.trainer import EpochCost, LoopTrainer, MethodKind, Trainer, TrainerSetup
 from sandtable.study.settings import StudySettings
 
-__all__ = ["DataParallel"]
+__all__ = ["DataParallelKind"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallel(Kind):
-    """`methods` is the module that the three axes come from."""
+class DataParallelKind(MethodKind):
+    """Sync, exchange and compression, and `methods`, the module they come from."""
 
     methods: ModuleType
-    axes: dict[str, Any]
+    sync: object
+    exchange: object
+    compression: object
 
     def check(self, settings: StudySettings) -> None:
-        self.methods.check_combination(**self.axes, num_ranks=settings.workers)
+        self.methods.check_combination(
+            sync=self.sync, exchange=self.exchange, compression=self.compression, num_ranks=settings.workers
+        )
 
-    def trainer(self, setup: Setup) -> Trainer:
-        return _Trainer(self, setup)
+    def trainer(self, setup: TrainerSetup) -> Trainer:
+        return DataParallelTrainer(self, setup)
 
 
-class _Trainer(Stepping):
-    def __init__(self, kind: DataParallel, setup: Setup) -> None:
+class DataParallelTrainer(LoopTrainer):
+    """Drives `DataParallel` of the methods."""
+
+    def __init__(self, kind: DataParallelKind, setup: TrainerSetup) -> None:
         super().__init__(setup, setup.own_batches)
         self._optimizer = setup.sgd(self.model.parameters())
-        self._parallel = kind.methods.DataParallel(self.model, self._optimizer, **kind.axes, seed=setup.settings.seed)
+        self._parallel = kind.methods.DataParallel(
+            self.model,
+            self._optimizer,
+            sync=kind.sync,
+            exchange=kind.exchange,
+            compression=kind.compression,
+            seed=setup.settings.seed,
+        )
 
     def set_rate(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -42,13 +51,13 @@ class _Trainer(Stepping):
         self._parallel.step()
 
     def finish(self) -> None:
-        """One model is what training is for, so its cost counts."""
+        """Synchronise the replicas. Training is for one model, so this counts."""
         self._parallel.synchronize()
 
-    def cost(self) -> Cost:
+    def cost(self) -> EpochCost:
         self._parallel.record.end_epoch(disagreement=False)
         measured = self._parallel.record.to_dict()["epochs"][-1]
-        return Cost(**{field.name: float(measured[field.name]) for field in fields(Cost)})
+        return EpochCost(**{field.name: float(measured[field.name]) for field in fields(EpochCost)})
 
     def paused(self) -> AbstractContextManager[None]:
         paused: AbstractContextManager[None] = self._parallel.record.paused()

@@ -1,7 +1,7 @@
-"""Downpour SGD: every worker is a replica, and the shards of the parameter servers live beside them, one thread each.
+"""Downpour SGD: every worker is a replica, and the shards of the parameter server run beside them, one thread each.
 
-DistBelief has machines that only serve. Here all hosts train, by every method alike, and what servers send is counted
-as sent by the workers beside which they live.
+DistBelief has machines that only serve. Here all hosts train, with every method, and what a shard sends counts as sent
+by the worker it runs beside.
 """
 
 import time
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import torch
 
 from sandtable.errors import StudyError
-from sandtable.methods import Asynchronous, ParameterServer
-from sandtable.methods.distbelief import downpour
-from sandtable.methods.server.hosting import Host, announce, hosting_ranks
-from sandtable.methods.wire import Wire
-from sandtable.study.kinds.kind import Kind
-from sandtable.study.kinds.setup import Setup
-from sandtable.study.kinds.stepping import Stepping
-from sandtable.study.kinds.trainer import AfterStep, Cost, Trainer
+from sandtable.methods import server
+from sandtable.methods.server import Asynchronous, InProcessServer, ParameterServer, server_ranks, share_addresses
+from sandtable.study.kinds.trainer import AfterStep, EpochCost, LoopTrainer, MethodKind, Trainer, TrainerSetup
 from sandtable.study.settings import StudySettings
 
-__all__ = ["Downpour"]
+__all__ = ["DownpourKind"]
 
 _OPTIMIZERS = ("Adagrad", "SGD")
+_TIMEOUT_S = 600.0
+"""Hosts with a small share of a core may be silent for a while."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downpour(Kind):
-    """`optimizer` is the servers'. `local_rate` is the peak of the replicas' own; the method's learning rate, which is
-    the servers', unless given. Both follow the schedule. `shards`: one a worker unless given."""
+class DownpourKind(MethodKind):
+    """`optimizer` and the method's learning rate are the servers'.
+
+    `local_rate` is the replicas' own highest rate, by default the same; both rates follow the schedule. There is one
+    shard per worker unless `shards` is given.
+    """
 
     optimizer: str = "SGD"
     n_push: int = 1
@@ -39,44 +39,43 @@ class Downpour(Kind):
 
     def check(self, settings: StudySettings) -> None:
         if self.optimizer not in _OPTIMIZERS:
-            raise StudyError(f"optimizer must be one of {_OPTIMIZERS}, but got '{self.optimizer}'; as in the paper")
-        downpour.check_settings(
+            raise StudyError(f"optimizer must be one of {_OPTIMIZERS}, but got '{self.optimizer}'; see the paper")
+        server.Downpour.check(
             lr=self.local_rate or 0.0,
             n_fetch=self.n_fetch,
             n_push=self.n_push,
             warm_start_steps=self.warm_start_steps,
         )
-        hosting_ranks(self.exchange(settings.workers), settings.workers)
+        server_ranks(self.exchange(settings.workers), settings.workers)
 
     def exchange(self, workers: int) -> ParameterServer:
+        """Return the parameter server for this many workers."""
         return ParameterServer(shards=workers if self.shards is None else self.shards, timeout_s=_TIMEOUT_S)
 
-    def trainer(self, setup: Setup) -> Trainer:
-        return _Trainer(self, setup)
+    def trainer(self, setup: TrainerSetup) -> Trainer:
+        return DownpourTrainer(self, setup)
 
 
-_TIMEOUT_S = 600.0
-"""Hosts with a small share of a core may be silent for a while."""
+class DownpourTrainer(LoopTrainer):
+    """One replica, and the shard beside it if this worker has one."""
 
+    _counted: server.DownpourCounters
 
-class _Trainer(Stepping):
-    _counted: downpour.DownpourCounters
-
-    def __init__(self, kind: Downpour, setup: Setup) -> None:
+    def __init__(self, kind: DownpourKind, setup: TrainerSetup) -> None:
         super().__init__(setup, setup.own_batches)
         if kind.warm_start_steps > self.steps_per_epoch:
             raise StudyError(
                 f"warm_start_steps must be no more than the steps of an epoch ({self.steps_per_epoch}), since replicas "
-                f"meet at its end, but got {kind.warm_start_steps}; take fewer, or more images"
+                f"wait for each other at its end, but got {kind.warm_start_steps}; take fewer, or more images"
             )
         self._kind = kind
         rate = setup.training.learning_rate
         self._local_share = 1.0 if kind.local_rate is None else kind.local_rate / rate
         self._optimizer = self._make_optimizer()
-        wire, exchange = Wire(), kind.exchange(setup.workers)
-        ranks, self._host = hosting_ranks(exchange, setup.workers), None
+        exchange = kind.exchange(setup.workers)
+        ranks, self._host = server_ranks(exchange, setup.workers), None
         if setup.rank in ranks:
-            self._host = Host(
+            self._host = InProcessServer(
                 self.model,
                 self._optimizer,
                 exchange=exchange,
@@ -85,13 +84,13 @@ class _Trainer(Stepping):
                 shard=ranks.index(setup.rank),
                 workers=setup.workers,
             )
-        self._exchange = announce(exchange, self._host, wire)
-        self._replica: downpour.Downpour | None = None
+        self._exchange = share_addresses(exchange, self._host)
+        self._replica: server.Downpour | None = None
         self._exposed_s = 0.0
 
     def train(self, epoch: int, after_step: AfterStep) -> list[float]:
-        """At the end of it all replicas have pushed everything and have the servers' weights."""
-        replica = self._joined()
+        """Train an epoch; at its end all replicas have pushed everything and fetched the servers' weights."""
+        replica = self._join()
         waited_s = replica.counters.waiting_s
         losses = super().train(epoch, after_step)
         self._exposed_s = replica.counters.waiting_s - waited_s
@@ -103,35 +102,35 @@ class _Trainer(Stepping):
     def set_rate(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._joined().lr = rate * self._local_share
+        self._join().lr = rate * self._local_share
 
     def step(self) -> None:
-        self._joined().step()
+        self._join().step()
 
-    def cost(self) -> Cost:
-        before, now = self._counted, self._joined().counters
+    def cost(self) -> EpochCost:
+        before, now = self._counted, self._join().counters
         self._counted = now
         communication_s = now.communication_s - before.communication_s
-        # What a replica takes, a server sent: on average workers send both, and receive both.
-        moved = now.sent_bytes - before.sent_bytes + now.received_bytes - before.received_bytes
-        return Cost(
+        # What a replica receives, a shard beside some worker sent: on average workers send and receive both.
+        moved_bytes = now.sent_bytes - before.sent_bytes + now.received_bytes - before.received_bytes
+        return EpochCost(
             communication_s=communication_s,
             synchronisation_s=communication_s + now.held_back_s - before.held_back_s,
             exposed_s=self._exposed_s,
-            sent_bytes=moved,
-            received_bytes=moved,
+            sent_bytes=moved_bytes,
+            received_bytes=moved_bytes,
             messages=now.num_messages - before.num_messages,
         )
 
     def close(self) -> None:
-        self._joined().done()
+        self._join().done()
         if self._host is not None:
             self._host.join()
 
-    def _joined(self) -> downpour.Downpour:
-        """The replica, made on the clock: with a warm start its constructor waits until the first one has trained."""
+    def _join(self) -> server.Downpour:
+        """Return the replica, created on the clock: in a warm start its constructor waits for the first replica."""
         if self._replica is None:
-            self._replica = downpour.Downpour(
+            self._replica = server.Downpour(
                 self.model,
                 exchange=self._exchange,
                 lr=self.setup.training.learning_rate * self._local_share,
@@ -145,7 +144,7 @@ class _Trainer(Stepping):
         return self._replica
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        """The servers' own are of this kind. A push is a sum of gradients, and so must the decay of weights be."""
+        """Return an optimizer like the servers'. A push is a sum of gradients, so weight decay is multiplied too."""
         training, parameters = self.setup.training, self.model.parameters()
         decay = training.weight_decay * self._kind.n_push
         if self._kind.optimizer == "Adagrad":

@@ -1,35 +1,34 @@
-"""SGD on one machine: the first worker goes through all images alone, the others stand by."""
+"""SGD on one machine: the first worker trains alone on all images, and the others wait."""
 
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from sandtable.errors import StudyError
-from sandtable.study.kinds.kind import Kind
-from sandtable.study.kinds.setup import Setup
-from sandtable.study.kinds.stepping import Stepping
-from sandtable.study.kinds.trainer import AfterStep, Cost, Trainer
+from sandtable.study.kinds.trainer import AfterStep, EpochCost, LoopTrainer, MethodKind, Trainer, TrainerSetup
 from sandtable.study.settings import StudySettings
 
-__all__ = ["OneMachine"]
+__all__ = ["OneMachineKind"]
 
 
 @dataclass(frozen=True)
-class OneMachine(Kind):
-    """`batch` images a step: as many as one worker of the study takes unless given, as one machine alone would."""
+class OneMachineKind(MethodKind):
+    """`batch` images per step; by default as many as one worker of the study takes."""
 
     batch: int | None = None
 
     def check(self, settings: StudySettings) -> None:
         if self.batch is not None and self.batch < 1:
-            raise StudyError(f"batch must be 1 image or more, but got {self.batch}; leave it out to take the study's")
+            raise StudyError(f"batch must be 1 image or more, but got {self.batch}; leave it out to use the study's")
 
-    def trainer(self, setup: Setup) -> Trainer:
-        return _Trainer(self, setup)
+    def trainer(self, setup: TrainerSetup) -> Trainer:
+        return OneMachineTrainer(self, setup)
 
 
-class _Trainer(Stepping):
-    def __init__(self, kind: OneMachine, setup: Setup) -> None:
+class OneMachineTrainer(LoopTrainer):
+    """An ordinary loop on the first worker."""
+
+    def __init__(self, kind: OneMachineKind, setup: TrainerSetup) -> None:
         super().__init__(setup, setup.all_batches(kind.batch))
         self._optimizer = setup.sgd(self.model.parameters())
 
@@ -45,9 +44,9 @@ class _Trainer(Stepping):
         self._optimizer.zero_grad(set_to_none=True)
 
     def gather(self) -> None:
-        """All workers look at the test images together."""
+        """Send the model to all workers, which evaluate it together."""
         for parameter in self.model.parameters():
             dist.broadcast(parameter.data, 0)
 
-    def cost(self) -> Cost:
-        return Cost()
+    def cost(self) -> EpochCost:
+        return EpochCost()

@@ -1,10 +1,9 @@
-"""PipeDream: the model in stages on the workers, and minibatch after minibatch through them.
+"""PipeDream: the model is divided into stages on the workers, and minibatches flow through them.
 
-A minibatch is a worker's batch of the study; all workers together go through all images in the same order.
+A minibatch is one worker's batch of the study; all workers together process all images in one order.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,19 +11,16 @@ from torch import nn
 
 from sandtable.errors import StudyError
 from sandtable.methods import pipeline
-from sandtable.methods.pipeline.layout import Layout
-from sandtable.study.kinds.kind import Kind
-from sandtable.study.kinds.setup import Setup
-from sandtable.study.kinds.trainer import AfterStep, Cost, Trainer
+from sandtable.study.kinds.trainer import AfterStep, EpochCost, MethodKind, Trainer, TrainerSetup
 from sandtable.study.model import build_model
 from sandtable.study.settings import StudySettings
 
-__all__ = ["PipeDream"]
+__all__ = ["PipeDreamKind"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipeDream(Kind):
-    """A stage begins at each of `boundaries`, layers by number or name; `replicas[k]` workers share stage k."""
+class PipeDreamKind(MethodKind):
+    """A stage begins at each of `boundaries`, layers by number or name; `replicas[i]` workers share stage i."""
 
     boundaries: list[int | str]
     replicas: list[int] | None = None
@@ -33,23 +29,28 @@ class PipeDream(Kind):
     def check(self, settings: StudySettings) -> None:
         if not isinstance(self.boundaries, list) or not self.boundaries:
             raise StudyError(
-                f"boundaries must be a list of the layers at which the second and later stages begin, but got "
+                "boundaries must be a list of the layers at which the second and later stages begin, but got "
                 f"{self.boundaries!r}; try [6]"
             )
         model = build_model(settings.model, shape=(3, 32, 32), num_classes=10, seed=0)
         pipeline.cut(model, (torch.zeros(1, 3, 32, 32),), self.boundaries)
         self.layout(settings.workers)
 
-    def layout(self, workers: int) -> Layout:
+    def layout(self, workers: int) -> pipeline.StageLayout:
+        """Assign the stages to this many workers."""
         stages = len(self.boundaries) + 1
-        return Layout.of(num_stages=stages, num_ranks=workers, replicas=self.replicas, is_interleaved=False)
+        return pipeline.StageLayout.of(
+            num_stages=stages, num_ranks=workers, replicas=self.replicas, is_interleaved=False
+        )
 
-    def trainer(self, setup: Setup) -> Trainer:
-        return _Trainer(self, setup)
+    def trainer(self, setup: TrainerSetup) -> Trainer:
+        return PipeDreamTrainer(self, setup)
 
 
-class _Trainer(Trainer):
-    def __init__(self, kind: PipeDream, setup: Setup) -> None:
+class PipeDreamTrainer(Trainer):
+    """One worker's stage."""
+
+    def __init__(self, kind: PipeDreamKind, setup: TrainerSetup) -> None:
         self._kind, self._setup, self.model = kind, setup, setup.model
         self._batches = setup.all_batches()
         self.steps_per_epoch = self._batches.steps_per_epoch
@@ -65,7 +66,7 @@ class _Trainer(Trainer):
         self._counted = self._counters()
 
     def train(self, epoch: int, after_step: AfterStep) -> list[float]:
-        """At the end of it the pipeline is empty: all stages have seen the same minibatches."""
+        """Train an epoch; at its end the pipeline is empty, and all stages have seen the same minibatches."""
         losses = []
         for step, (inputs, targets) in enumerate(self._batches.epoch(epoch, with_inputs=self._takes_inputs)):
             self._set_rate(self._setup.rate(epoch * self.steps_per_epoch + step, steps_per_epoch=self.steps_per_epoch))
@@ -77,29 +78,29 @@ class _Trainer(Trainer):
         return losses
 
     def gather(self) -> None:
-        """Every stage goes to all workers, so that they look at the test images together."""
+        """Send every stage to all workers, which evaluate the model together."""
         for number, stage in enumerate(self._stages):
             for parameter in stage.parameters():
                 dist.broadcast(parameter.data, self._pipeline.layout.ranks(number).start)
 
-    def cost(self) -> Cost:
-        """The worker that waits least waits for the wire; what others wait beyond that, they wait for each other."""
+    def cost(self) -> EpochCost:
+        """Count the shortest wait of all workers as communication, and longer ones as waiting for each other."""
         before, now = self._counted, self._counters()
         self._counted = now
         sent_bytes, messages, waited_s = (later - earlier for earlier, later in zip(before, now, strict=True))
         least_s = torch.tensor(waited_s, dtype=torch.float64)
         dist.all_reduce(least_s, op=dist.ReduceOp.MIN)
-        return Cost(
+        return EpochCost(
             communication_s=float(least_s),
             synchronisation_s=waited_s,
             exposed_s=waited_s,
             sent_bytes=sent_bytes,
-            received_bytes=sent_bytes,  # on average: another worker got what this one sent
+            received_bytes=sent_bytes,  # on average: another worker received what this one sent
             messages=messages,
         )
 
     @property
-    def about(self) -> dict[str, Any]:
+    def resolved_settings(self) -> dict[str, object]:
         layout = self._pipeline.layout
         return {"stages": {"replicas": list(layout.replicas), "boundaries": list(self._kind.boundaries)}}
 
@@ -107,7 +108,7 @@ class _Trainer(Trainer):
         self._pipeline.close()
 
     def _takes_inputs(self, step: int) -> bool:
-        """Whether this worker is the one that takes the minibatch in; they take turns from an empty pipeline on."""
+        """Return whether this worker reads the minibatch; workers take turns from an empty pipeline on."""
         return self._pipeline.takes_inputs and self._pipeline.layout.rank_for(0, step) == self._setup.rank
 
     def _set_rate(self, rate: float) -> None:

@@ -1,0 +1,1 @@
+"""Operators of published programs, written down by hand for `bench/compute.py`."""

@@ -1,0 +1,10 @@
+"""WHAT IS WRONG: `inspect(trace, timeline)` returns the findings of a captured run.
+
+One rule per file. A rule is a function that reads the trace and, where there is one, the timeline, and yields a
+`Finding` for each place where the script breaks it. What only the capture or the engine can see (ranks that do not
+meet, a run that stalls, a script that raises) is found there, and reaches the user in the same form.
+"""
+
+from sandtable.check.inspect import RULES, Rule, inspect
+
+__all__ = ["RULES", "Rule", "inspect"]

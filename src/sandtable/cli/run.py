@@ -1,0 +1,147 @@
+"""`sandtable run`: rehearse a script; takes the flags of torchrun."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from sandtable.cli.options import Command, WhatIfOptions, parse_ranks
+from sandtable.cli.torchrun import ignored_options
+from sandtable.errors import LaunchError, ScriptError
+from sandtable.rehearsal import LaunchOptions, Rehearsal, rehearse
+from sandtable.report import UserInputs, files_in, print_failure, print_outcome, print_summary
+from sandtable.report.progress import TerminalListener
+
+__all__ = ["DEFAULT_OUT", "RunOptions", "print_rehearsal", "register", "run"]
+
+DEFAULT_OUT = Path("sandtable-out")
+
+_HELP = """Run a training script on virtual GPUs instead of under torchrun.
+
+The script needs no edits: it sees CUDA GPUs with NCCL. Ranks that do the same work run only once.
+
+Examples:
+
+  sandtable run --nproc-per-node 8 train.py --batch-size 32
+
+  sandtable run --cluster dgx-h100 --nnodes 128 --steps 2 train.py --config big.yaml
+
+  sandtable run --nproc-per-node 4 --ranks all -m mypackage.train
+
+  sandtable run --nnodes 32 --slow-node 17=0.8 --link-scale inter=0.5 train.py
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(WhatIfOptions):
+    """The options of `sandtable run`, as typed."""
+
+    script: Annotated[str, typer.Argument(help="the training script, or with -m a module", show_default=False)]
+    args: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None
+    nnodes: Annotated[str, typer.Option("--nnodes", help="number of nodes; for a range 2:4, the upper end")] = "1"
+    nproc_per_node: Annotated[
+        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="ranks per node; auto: one per GPU")
+    ] = "auto"
+    cluster: Annotated[str, typer.Option(help="name in the catalogue, or a TOML file")] = "dgx-a100"
+    steps: Annotated[int, typer.Option(min=1, help="stop after this many optimizer steps")] = 3
+    ranks: Annotated[str, typer.Option(help="ranks to capture: auto, all, or a list 0,7,12")] = "auto"
+    out: Annotated[Path, typer.Option(help="directory for the trace and the report")] = DEFAULT_OUT
+    max_operators: Annotated[
+        int, typer.Option(min=1, help="stop a rank after this many operators without an optimizer step")
+    ] = 1_000_000
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module")] = False
+    tokens_per_step: Annotated[int | None, typer.Option(min=1, help="tokens per step, for tokens per second")] = None
+    samples_per_step: Annotated[int | None, typer.Option(min=1, help="samples per step, for samples per second")] = None
+    price: Annotated[float | None, typer.Option(min=0.0, help="US dollars per GPU-hour")] = None
+    chakra: Annotated[bool, typer.Option("--chakra", help="write Chakra execution traces, too")] = False
+
+    @property
+    def num_nodes(self) -> int:
+        last = self.nnodes.split(":")[-1]
+        if not last.isdigit() or int(last) < 1:
+            raise LaunchError(
+                f"--nnodes must be a number or a range such as 2:4, but got '{self.nnodes}'; give a positive number"
+            )
+        return int(last)
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        if self.nproc_per_node in ("auto", "gpu"):
+            return None
+        if not self.nproc_per_node.isdigit() or int(self.nproc_per_node) < 1:
+            raise LaunchError(
+                f"--nproc-per-node must be a number, auto or gpu, but got '{self.nproc_per_node}'; "
+                "auto starts one rank per GPU"
+            )
+        return int(self.nproc_per_node)
+
+    @property
+    def chosen_ranks(self) -> Literal["auto", "all"] | tuple[int, ...]:
+        if self.ranks == "auto":
+            return "auto"
+        if self.ranks == "all":
+            return "all"
+        return parse_ranks(self.ranks, example="auto, all or a list such as 0,7,12")
+
+    @property
+    def inputs(self) -> UserInputs:
+        return UserInputs(
+            tokens_per_step=self.tokens_per_step,
+            samples_per_step=self.samples_per_step,
+            usd_per_gpu_hour=self.price,
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    Command(name="run", function=run, options=RunOptions, ignored=ignored_options()).add_to(
+        app,
+        help=_HELP,
+        no_args_is_help=True,
+        context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    )
+
+
+def run(options: RunOptions) -> None:
+    """Rehearse the script and print the outcome."""
+    with TerminalListener() as listen:
+        rehearsal = rehearse(
+            options.script,
+            *(options.args or ()),
+            cluster=options.cluster,
+            nodes=options.num_nodes,
+            steps=options.steps,
+            out=options.out,
+            inputs=options.inputs,
+            what_if=options.what_if,
+            options=LaunchOptions(
+                ranks_per_node=options.ranks_per_node,
+                ranks=options.chosen_ranks,
+                is_module=options.module,
+                max_operators=options.max_operators,
+                command=("sandtable", *sys.argv[1:]),
+                chakra=options.chakra,
+                listen=listen,
+            ),
+        )
+    print_rehearsal(rehearsal, Console(), out=options.out)
+
+
+def print_rehearsal(rehearsal: Rehearsal, console: Console, *, out: Path) -> None:
+    """Print the outcome of a rehearsal; one that failed is printed to standard error and ends the command."""
+    files, error = files_in(out), rehearsal.error
+    if rehearsal.has_time:
+        print_outcome(rehearsal.summary, console, files=files)
+    elif error is not None:
+        errors = Console(stderr=True)
+        if isinstance(error, ScriptError):
+            errors.print(error.traceback.strip("\n"), style="red", highlight=False, markup=False, soft_wrap=True)
+        print_failure(rehearsal.summary, errors, files=files)
+        raise typer.Exit(error.exit_code)
+    else:
+        print_summary(rehearsal.summary.capture, console, saved=files["trace"])

@@ -1,0 +1,1 @@
+"""WITH WHOM: how the vectors of the ranks become one, or more alike."""

@@ -1,0 +1,1 @@
+"""WHEN: at which steps ranks exchange, and whether gradients or weights."""

@@ -1,0 +1,89 @@
+"""Findings on a terminal, and how far each rank of a run got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sandtable.findings import Evidence, Finding, Severity, name_ranks
+from sandtable.report.source_lines import shorten_path
+from sandtable.trace import ClassSummary, RankProgress
+from sandtable.units import format_count
+
+__all__ = ["print_findings", "print_progress"]
+
+_MAX_EVIDENCE = 6
+_MAX_ROWS = 20
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold blue"}
+_ORDER = tuple(Severity)
+_STOP_REASONS = {
+    "": "end of the script",
+    "script ended": "end of the script",
+    "failed": "the script failed",
+    "steps": "step limit",
+    "max-operators": "operator limit",
+}
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print what is wrong, worst first: severity, rule, message, evidence with script lines, remedy."""
+    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
+        head = Text.assemble(
+            "\n",
+            (finding.severity.value, _STYLES[finding.severity]),
+            (f" {finding.rule}", "bold"),
+            f"  {finding.message}",
+        )
+        console.print(head, highlight=False)
+        for evidence in finding.evidence[:_MAX_EVIDENCE]:
+            console.print(Padding(_evidence(evidence), (0, 0, 0, 2), expand=False), highlight=False)
+        if len(finding.evidence) > _MAX_EVIDENCE:
+            console.print(f"  and {len(finding.evidence) - _MAX_EVIDENCE} more", style="dim", highlight=False)
+        if finding.remedy:
+            console.print(
+                Padding(Text.assemble(("remedy ", "green"), finding.remedy), (0, 0, 0, 2), expand=False),
+                highlight=False,
+            )
+
+
+def print_progress(progress: Sequence[RankProgress], classes: Sequence[ClassSummary], console: Console) -> None:
+    """Print one row per captured class: how far it got, its last call and why it stopped."""
+    if not progress:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("ranks", no_wrap=True)
+    for name in ("steps", "operators"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last call")
+    table.add_column("stopped")
+    class_of = {row.representative: row for row in classes}
+    for row in progress[:_MAX_ROWS]:
+        table.add_row(*_cells(row, class_of.get(row.rank)))
+    if len(progress) > _MAX_ROWS:
+        table.add_row(f"... {len(progress) - _MAX_ROWS} more", "", "", "", "")
+    console.print(Padding(table, (1, 0, 0, 0)))
+
+
+def _evidence(evidence: Evidence) -> Text:
+    text = Text(f"{name_ranks(evidence.ranks)} {evidence.text}")
+    if evidence.file:
+        text.append(f"  {shorten_path(evidence.file)}:{evidence.line}", style="cyan")
+    return text
+
+
+def _cells(row: RankProgress, rank_class: ClassSummary | None) -> tuple[Text, ...]:
+    place = f"{shorten_path(row.file)}:{row.line}" if row.file else ""
+    call = Text(row.last_call or "none")
+    if place:
+        call.append(f"  {place}", style="cyan")
+    return (
+        Text(rank_class.ranks if rank_class else str(row.rank)),
+        Text(format_count(row.num_steps)),
+        Text(format_count(row.num_operators)),
+        call,
+        Text(_STOP_REASONS.get(row.stop_reason, row.stop_reason)),
+    )

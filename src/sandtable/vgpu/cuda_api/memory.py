@@ -1,0 +1,119 @@
+"""Memory statistics and the caching allocator's controls."""
+
+from __future__ import annotations
+
+from itertools import count, groupby
+from types import ModuleType
+from typing import Any
+
+__all__ = ["names"]
+
+
+class CUDAAllocator:
+    """What ``torch.cuda.memory`` calls an allocator."""
+
+
+class MemPool:
+    """A pool of a script's own: accepted, and served from the usual pools."""
+
+    _numbers = count(1)
+
+    def __init__(self, allocator: Any = None, is_user_created: bool = True, *_: object) -> None:
+        self._allocator = allocator
+        self._id = (0, next(self._numbers))
+
+    @property
+    def id(self) -> tuple[int, int]:
+        return self._id
+
+    @property
+    def allocator(self) -> Any:
+        return self._allocator
+
+    def use_count(self) -> int:
+        return 1
+
+
+def names(core: ModuleType) -> dict[str, Any]:
+    """Return the names of ``torch._C`` that belong to memory."""
+
+    def snapshot(*_: object) -> dict[str, Any]:
+        segments = []
+        for (device, address), blocks in groupby(core.memory_snapshot(), key=lambda block: (block[0], block[2])):
+            segments.append(_segment(device, address, list(blocks)))
+        return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+
+    raw: dict[int, Any] = {}
+
+    def allocate_raw(size: int, stream: int) -> int:
+        import torch
+
+        held = torch.empty(size, dtype=torch.uint8, device="cuda")
+        raw[held.data_ptr()] = held
+        return held.data_ptr()
+
+    def accept(*_: object, **__: object) -> None:
+        return None
+
+    return {
+        "_cuda_memoryStats": core.memory_stats,
+        "_cuda_resetPeakMemoryStats": core.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": core.reset_accumulated,
+        "_cuda_emptyCache": core.empty_cache,
+        "_cuda_setMemoryFraction": core.set_memory_fraction,
+        "_cuda_getMemoryFraction": core.memory_fraction,
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_CUDAAllocator": CUDAAllocator,
+        "_MemPool": MemPool,
+        "_cuda_beginAllocateToPool": accept,
+        "_cuda_beginAllocateCurrentThreadToPool": accept,
+        "_cuda_endAllocateToPool": accept,
+        "_cuda_releasePool": accept,
+        "_cuda_cudaCachingAllocator_raw_alloc": allocate_raw,
+        "_cuda_cudaCachingAllocator_raw_delete": raw.pop,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_hostMemoryStats": dict,
+        "_cuda_resetAccumulatedHostMemoryStats": accept,
+        "_cuda_resetPeakHostMemoryStats": accept,
+        "_cuda_record_memory_history": accept,
+        "_cuda_record_memory_history_legacy": accept,
+        "_cuda_setMemoryMetadata": accept,
+        "_cuda_getMemoryMetadata": str,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": accept,
+        "_accelerator_setAllocatorSettings": accept,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_enable": accept,
+        "_cuda_getCublasWorkspaceSize": lambda: 0,
+        "_cuda_setCublasWorkspaceSize": accept,
+        "_cuda_getCublasLtWorkspaceSize": lambda: 0,
+        "_cuda_setCublasLtWorkspaceSize": accept,
+        "_cuda_clearCublasWorkspaces": accept,
+    }
+
+
+def _segment(device: int, address: int, blocks: list[tuple[Any, ...]]) -> dict[str, Any]:
+    sizes = [block[4] for block in blocks]
+    used = [block[4] for block in blocks if block[6]]
+    return {
+        "device": device,
+        "address": address,
+        "total_size": sum(sizes),
+        "allocated_size": sum(used),
+        "active_size": sum(used),
+        "requested_size": sum(block[5] for block in blocks if block[6]),
+        "stream": blocks[0][1],
+        "segment_type": "small" if blocks[0][7] else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block[3],
+                "size": block[4],
+                "requested_size": block[5],
+                "state": "active_allocated" if block[6] else "inactive",
+                "frames": [{"filename": block[8], "line": 0, "name": ""}],
+            }
+            for block in blocks
+        ],
+    }

@@ -1,0 +1,162 @@
+"""Failures: an exception of the script, described on the rank and made a finding by the launcher."""
+
+import os
+import runpy
+import signal
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from sandtable.errors import ScriptError
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.vgpu import preload
+from sandtable.vgpu.protocol import RankFailed
+
+__all__ = ["died", "exit_code", "failure", "library_prefixes", "script_error"]
+
+SCRIPT_ERROR = "script-error"
+OUT_OF_MEMORY = "out-of-memory"
+
+_HOLDERS = "Lines of the script that hold the most memory:"
+"""Begins the list of lines in the message of the virtual GPU's OutOfMemoryError."""
+
+_MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"
+
+
+# ---- on the rank ----
+
+
+def failure(error: BaseException) -> RankFailed:
+    """Describe an exception that ended the script."""
+    file, line = _script_line(error)
+    return RankFailed(
+        rule=OUT_OF_MEMORY if _is_out_of_memory(error) else SCRIPT_ERROR,
+        exit_code=exit_code(error),
+        traceback=_clean_traceback(error),
+        text=f"raised {_last_words(error)}",
+        file=file,
+        line=line,
+    )
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code that Python would end with."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def library_prefixes() -> list[str]:
+    """Return the directories whose lines are not the user's: torch, the standard library, packages, sandtable."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [preload.torch_directory(), str(Path(__file__).parents[1])]
+    return sorted({os.path.join(path, "") for path in paths})
+
+
+def _last_words(error: BaseException) -> str:
+    """Return the exception as Python prints it, without the source line of a SyntaxError and without notes."""
+    return next(part for part in traceback.format_exception_only(error) if not part.startswith(" ")).strip()
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    while error is not None and kind is not None:
+        if isinstance(error, kind):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _script_line(error: BaseException) -> tuple[str, int]:
+    """Find the innermost frame that belongs to the user's own code."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 0
+    prefixes = tuple(library_prefixes())
+    place = "", 0
+    for frame in _frames(error.__traceback__):
+        file = frame.tb_frame.f_code.co_filename
+        if not (file.startswith("<") or os.path.abspath(file).startswith(prefixes)):
+            place = file, frame.tb_lineno
+    return place
+
+
+def _clean_traceback(error: BaseException) -> str:
+    """Format the script's own traceback, without the frames that led to it."""
+    for frame in _frames(error.__traceback__):
+        if not _is_ours(frame.tb_frame.f_code.co_filename):
+            return "".join(traceback.format_exception(type(error), error, frame))
+    return "".join(traceback.format_exception_only(error))  # the script could not be found, read or compiled
+
+
+def _frames(frame: TracebackType | None) -> Iterator[TracebackType]:
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
+
+
+def _is_ours(file: str) -> bool:
+    return (
+        os.path.dirname(file) == os.path.dirname(__file__)
+        or file.startswith("<frozen ")
+        or file == getattr(runpy, "__file__", "")
+    )
+
+
+# ---- in the launcher ----
+
+
+def died(code: int, last_lines: Sequence[str]) -> RankFailed:
+    """Describe a process that ended without a report."""
+    if code < 0:
+        how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+    else:
+        how = f"left with os._exit({code}) or the like"
+    return RankFailed(
+        rule=SCRIPT_ERROR,
+        exit_code=code if code > 0 else 1,
+        traceback="\n".join([*last_lines, f"a rank must end by returning from its script, but its process {how}"]),
+        text=how,
+    )
+
+
+def script_error(rank: int, failed: RankFailed) -> ScriptError:
+    """Make the error, with its finding, of a failure on `rank`."""
+    is_out_of_memory = failed.rule == OUT_OF_MEMORY
+    if is_out_of_memory:
+        message = f"rank {rank} ran out of GPU memory"
+        evidence = tuple(_memory_evidence(rank, failed))
+    else:
+        message = f"the script failed on rank {rank} with exit code {failed.exit_code}"
+        text = failed.text.partition("\n")[0]
+        evidence = (Evidence(ranks=(rank,), text=text, file=failed.file, line=failed.line),)
+    finding = Finding(
+        rule=failed.rule,
+        severity=Severity.ERROR,
+        message=message,
+        ranks=(rank,),
+        evidence=evidence,
+        remedy=_MEMORY_REMEDY if is_out_of_memory else "",
+    )
+    return ScriptError(finding, failed.traceback, failed.exit_code)
+
+
+def _memory_evidence(rank: int, failed: RankFailed) -> Iterator[Evidence]:
+    """Yield where the allocation failed, and the lines that hold the most memory."""
+    summary, _, holders = failed.text.partition(_HOLDERS)
+    yield Evidence(ranks=(rank,), text=summary.partition(". GPU")[0].strip(), file=failed.file, line=failed.line)
+    for row in holders.strip().splitlines():
+        size, _, place = row.strip().partition("  ")
+        file, _, rest = place.strip().rpartition(":")
+        number = rest.partition(" ")[0]
+        is_line = bool(file) and number.isdigit()
+        yield Evidence(
+            ranks=(rank,),
+            text=f"holds {size}" if is_line else f"holds {size} {place}".rstrip(),
+            file=file if is_line else "",
+            line=int(number) if is_line else 0,
+        )

@@ -1,0 +1,126 @@
+"""The message handler: what the launcher does with each message of a rank."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sandtable.vgpu.broker import Broker
+from sandtable.vgpu.key_value_store import KeyValueStore
+from sandtable.vgpu.protocol import (
+    Answer,
+    Call,
+    CallsLogged,
+    GatherPosted,
+    GroupsMade,
+    Message,
+    PeerMet,
+    PortFound,
+    PortOwned,
+    PortRecorded,
+    PortWanted,
+    RankFailed,
+    RankSaved,
+    ReceivePosted,
+    SendPosted,
+    StopOrdered,
+    StoreAnswered,
+    StoreRequested,
+    ThreadWaiting,
+)
+from sandtable.vgpu.rank_process import RankOutcome, RankProcess
+
+__all__ = ["MessageHandler"]
+
+
+class MessageHandler:
+    """Passes calls on to the broker, and keeps the job's key-value store and the ports of ranks.
+
+    `start_everyone(is_needed)` runs all ranks, because ranks find each other in their own ways; `meet(process,
+    group, peer)` runs a rank that another one talks to point to point.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        start_everyone: Callable[[bool], None],
+        meet: Callable[[RankProcess, int, int], None],
+    ) -> None:
+        self._broker = broker
+        self._start_everyone = start_everyone
+        self._meet = meet
+        self._stop_reason: str | None = None
+        self._store = KeyValueStore()
+        self._ports: dict[int, int] = {}
+        self._handlers: dict[type, Callable[[RankProcess, Any], None]] = {
+            GatherPosted: self._on_gather,
+            ReceivePosted: self._on_receive,
+            SendPosted: self._on_send,
+            ThreadWaiting: self._on_thread,
+            CallsLogged: self._on_calls,
+            GroupsMade: self._on_groups,
+            PeerMet: self._on_peer,
+            StoreRequested: self._on_store,
+            PortOwned: self._on_port,
+            PortWanted: self._on_port_wanted,
+            RankSaved: self._on_saved,
+            RankFailed: self._on_failed,
+        }
+
+    def handle(self, process: RankProcess, message: Message) -> None:
+        """Handle one message. Raises MismatchError or LaunchError."""
+        self._handlers[type(message)](process, message)
+
+    def stop_all(self, reason: str) -> None:
+        """Start no more ranks, and answer every request with a stop from now on."""
+        self._stop_reason = reason
+        self._broker.stop_all(reason)
+
+    def _on_gather(self, process: RankProcess, message: GatherPosted) -> None:
+        self._broker.gather(process.rank, message.ticket, Call(*message.call), message.payload)
+
+    def _on_receive(self, process: RankProcess, message: ReceivePosted) -> None:
+        self._broker.receive(process.rank, message.ticket, Call(*message.call))
+
+    def _on_send(self, process: RankProcess, message: SendPosted) -> None:
+        self._broker.send(process.rank, Call(*message.call), message.payload)
+
+    def _on_thread(self, process: RankProcess, message: ThreadWaiting) -> None:
+        self._broker.note_aside(process.rank, message.ticket)
+
+    def _on_calls(self, process: RankProcess, message: CallsLogged) -> None:
+        self._broker.log(process.rank, message.texts, message.rows)
+
+    def _on_groups(self, process: RankProcess, message: GroupsMade) -> None:
+        self._broker.announce(process.rank, message)
+
+    def _on_peer(self, process: RankProcess, message: PeerMet) -> None:
+        if self._stop_reason is None:
+            self._meet(process, message.group, message.peer)
+
+    def _on_store(self, process: RankProcess, message: StoreRequested) -> None:
+        if self._stop_reason is None:
+            self._start_everyone(True)
+        value = self._store.carry_out(message.operation, message.arguments)
+        self._answer(process, StoreAnswered(message.ticket, value))
+
+    def _on_port(self, process: RankProcess, message: PortOwned) -> None:
+        if self._stop_reason is None:
+            self._start_everyone(False)
+        self._ports[message.port] = process.rank
+        self._answer(process, PortRecorded(message.ticket))
+
+    def _on_port_wanted(self, process: RankProcess, message: PortWanted) -> None:
+        self._answer(process, PortFound(message.ticket, self._ports.get(message.port)))
+
+    def _answer(self, process: RankProcess, answer: Answer) -> None:
+        stop = self._stop_reason
+        process.send(answer if stop is None else StopOrdered(answer.ticket, stop))
+
+    def _on_saved(self, process: RankProcess, message: RankSaved) -> None:
+        process.private_bytes = message.private_bytes
+        process.outcome = RankOutcome(
+            stop_reason=message.stop_reason, digest=message.digest, num_steps=message.num_steps
+        )
+
+    def _on_failed(self, process: RankProcess, message: RankFailed) -> None:
+        process.failure = message
