@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OUTPUT = re.compile(r"^```\n\$ \.venv/bin/sandtable (run .*)\n((?:.*\n)*?)```$", flags=re.MULTILINE)
+OUTPUT = re.compile(r"^```\n\$ pip install \.\n\$ sandtable (run .*)\n((?:.*\n)*?)```$", flags=re.MULTILINE)
 # Lines that differ from machine to machine.
 VARIES = ("rehearsed ",)
 

@@ -20,14 +20,25 @@ if TYPE_CHECKING:
     from sandtable.cluster import Cluster
     from sandtable.cluster import load as load_cluster
     from sandtable.cluster import names as cluster_names
+    from sandtable.diagnosis import Diagnosis, diagnose
     from sandtable.engine import Timeline, WhatIf
     from sandtable.errors import SandtableError
     from sandtable.events import Event, Listener
     from sandtable.findings import Evidence, Finding, Severity
     from sandtable.lab import Lab
     from sandtable.plan import partition, read_profile
-    from sandtable.rehearsal import CaptureStore, LaunchOptions, Rehearsal, calibrate, compare, load, rehearse
+    from sandtable.rehearsal import (
+        CaptureStore,
+        LaunchOptions,
+        Rehearsal,
+        calibrate,
+        compare,
+        load,
+        rehearse,
+        rehearse_command,
+    )
     from sandtable.report import Summary, UserInputs
+    from sandtable.step_marker import step
     from sandtable.study import run_study
     from sandtable.trace import Trace
     from sandtable.validation import validate
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CaptureStore",
     "Cluster",
+    "Diagnosis",
     "Event",
     "Evidence",
     "Finding",
@@ -56,18 +68,22 @@ __all__ = [
     "calibrate",
     "cluster_names",
     "compare",
+    "diagnose",
     "load",
     "load_cluster",
     "partition",
     "read_profile",
     "rehearse",
+    "rehearse_command",
     "run_study",
+    "step",
     "validate",
 ]
 
 _ROOM_OF = {
     "CaptureStore": "rehearsal",
     "Cluster": "cluster",
+    "Diagnosis": "diagnosis",
     "Event": "events",
     "Evidence": "findings",
     "Finding": "findings",
@@ -87,12 +103,15 @@ _ROOM_OF = {
     "calibrate": "rehearsal",
     "cluster_names": "cluster.names",
     "compare": "rehearsal",
+    "diagnose": "diagnosis",
     "load": "rehearsal",
     "load_cluster": "cluster.load",
     "partition": "plan",
     "read_profile": "plan",
     "rehearse": "rehearsal",
+    "rehearse_command": "rehearsal",
     "run_study": "study",
+    "step": "step_marker",
     "validate": "validation",
 }
 """Where each name comes from; after a dot, what it is called there."""

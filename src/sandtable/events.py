@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from sandtable.findings import Finding
 
 __all__ = [
+    "CaptureEnded",
     "Event",
     "Failed",
     "Finished",
     "Listener",
     "Noticed",
+    "Preparing",
     "Priced",
     "RankCaptured",
     "RankPrinted",
     "RankStarted",
+    "RankStepped",
     "Started",
     "ignore",
 ]
@@ -37,6 +40,13 @@ class Started(Event):
 
     command: tuple[str, ...]
     world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparing(Event):
+    """Before the first rank starts: what sandtable is waiting for, such as a build. Repeated while it takes time."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +67,25 @@ class RankPrinted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankStepped(Event):
+    """A running rank has ended its `num_steps`-th step."""
+
+    rank: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankCaptured(Event):
     """A rank ended and its records are complete."""
 
     rank: int
     is_sample: bool = False
     num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureEnded(Event):
+    """No rank runs any more; the time of the captured run is computed next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,16 @@ and the remedy. Errors carry findings (see `errors.py`); a run that ends well ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Evidence", "Finding", "Severity", "name_ranks"]
+__all__ = ["Evidence", "Finding", "Severity", "name_ranks", "place_text"]
 
 _MAX_EVIDENCE = 8
 _MAX_RANKS = 8
+_NOTEBOOK_CELL = re.compile(r"\.ipynb cell \d+$")
 
 
 class Severity(StrEnum):
@@ -35,8 +37,8 @@ class Evidence:
 
     @property
     def place(self) -> str:
-        """The script line as `file:line`, or nothing."""
-        return f"{self.file}:{self.line}" if self.file else ""
+        """The script line as `place_text` writes it, or nothing."""
+        return place_text(self.file, self.line) if self.file else ""
 
     def __str__(self) -> str:
         place = f" at {self.place}" if self.file else ""
@@ -66,3 +68,8 @@ def name_ranks(ranks: Sequence[int]) -> str:
     """Name a few ranks in words: `rank 3`, `ranks 0, 1, 2`."""
     shown = ", ".join(map(str, ranks[:_MAX_RANKS])) + (", ..." if len(ranks) > _MAX_RANKS else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def place_text(file: str, line: int) -> str:
+    """Name a line of the script: `train.py:12`, or in a notebook `train.ipynb cell 3 line 12`."""
+    return f"{file} line {line}" if _NOTEBOOK_CELL.search(file) else f"{file}:{line}"

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ __all__ = [
     "compiler",
     "forget_library",
     "load_compiled",
+    "python_headers",
     "require_success",
 ]
 
@@ -106,6 +108,17 @@ def compiler() -> str:
         "a C++ compiler must be installed, but g++, c++ and clang++ were not found; "
         "apt-get install g++ (or your system's equivalent), or set CXX"
     )
+
+
+def python_headers() -> Path:
+    """Return the directory of Python's C headers."""
+    directory = Path(sysconfig.get_path("include"))
+    if not (directory / "Python.h").exists():
+        raise BuildError(
+            f"Python's headers must be installed, but {directory} has no Python.h; "
+            f"apt-get install python{sysconfig.get_python_version()}-dev (or your system's equivalent)"
+        )
+    return directory
 
 
 def _is_intact(target: Path) -> bool:

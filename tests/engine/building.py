@@ -3,7 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandtable.trace import Group, Kind, Line, Phase, RankRecords, RunFacts, Signature, SyncKind, TensorSpec, Trace
+from sandtable.trace import (
+    Group,
+    Kind,
+    Line,
+    Note,
+    Phase,
+    RankRecords,
+    RunFacts,
+    Signature,
+    SyncKind,
+    TensorSpec,
+    Trace,
+)
 
 
 def square(size: int, dtype: str = "float16") -> TensorSpec:
@@ -88,7 +100,6 @@ class Script:
             dtypes=["float16"],
             lines=[Line(), Line("train.py", 7, "main")],
             groups=[group for group in groups if self.rank in group.ranks],
-            seen_groups=list(groups),
             num_steps=self.steps,
         )
 
@@ -103,6 +114,7 @@ def make_trace(
     groups: tuple[Group, ...],
     gpus_per_node: int = 8,
     ranks_per_node: int = 0,
+    notes: tuple[Note, ...] = (),
 ) -> Trace:
     """Return a trace in which each representative's class does the work of its script."""
     world_size = sum(map(len, classes.values()))
@@ -118,5 +130,6 @@ def make_trace(
             gpus_per_node=gpus_per_node,
             ranks_per_node=ranks_per_node,
             command=("train.py",),
+            notes=notes,
         ),
     )

@@ -233,7 +233,7 @@ def test_a_run_without_work_has_no_time():
     script = Script()
     script.step()
     trace = make_trace({0: script}, classes={0: [0]}, groups=(Group("world", (0,)),))
-    with pytest.raises(SimulationError, match="at least one optimizer step"):
+    with pytest.raises(SimulationError, match="a step must do some work"):
         _ = run(trace).step_ns
 
 

@@ -267,8 +267,10 @@ def test_the_store_notices_changes_to_modules_and_scripts_that_do_not_parse(
     monkeypatch.chdir(tmp_path)
     store = CaptureStore(tmp_path / "store")
     options = LaunchOptions(ranks_per_node=1, launcher=launcher, store=store, is_module=True)
-    for count, text in enumerate(("import torch\ntorch.ones(3).cuda()\n", "import torch\ntorch.ones(5).cuda()\n"), 1):
-        (tmp_path / "mymodule.py").write_text(text)
+    for count in (1, 2):
+        (tmp_path / "mymodule.py").write_text(
+            f"import sandtable, torch\ntorch.ones({count}).cuda() + 1\nsandtable.step()\n"
+        )
         assert sandtable.rehearse("mymodule", options=options).error is None
         assert len(list((tmp_path / "store").iterdir())) == count
     (tmp_path / "mymodule.py").write_text("def (:\n")

@@ -29,7 +29,7 @@ def data(rehearsal: Rehearsal) -> dict[str, Any]:
 
 def test_schema_and_version_come_first(data: dict[str, Any]) -> None:
     assert list(data)[:2] == ["schema", "version"]
-    assert (data["schema"], data["version"]) == ("sandtable-summary", 2)
+    assert (data["schema"], data["version"]) == ("sandtable-summary", 3)
 
 
 def test_every_key_is_documented(data: dict[str, Any], failed: Summary) -> None:
@@ -219,10 +219,10 @@ def test_only_errors_and_missing_times_make_a_run_fail(rehearsal: Rehearsal) -> 
         ("", "damaged"),
         ("[]", "not an object"),
         ("{}", "its schema is not sandtable-summary"),
-        ('{"schema": "sandtable-summary", "version": 99}', "must be 2, but .* has 99"),
-        ('{"schema": "sandtable-summary", "version": 1}', "must be 2, but .* has 1"),
-        ('{"schema": "sandtable-summary", "version": 2}', "damaged"),
-        ('{"schema": "sandtable-summary", "version": 2, "world_size": NaN}', "NaN is not a finite number"),
+        ('{"schema": "sandtable-summary", "version": 99}', "must be 3, but .* has 99"),
+        ('{"schema": "sandtable-summary", "version": 1}', "must be 3, but .* has 1"),
+        ('{"schema": "sandtable-summary", "version": 3}', "damaged"),
+        ('{"schema": "sandtable-summary", "version": 3, "world_size": NaN}', "NaN is not a finite number"),
         (b"\xff\xfe", "not a text file"),
     ],
 )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sandtable.trace import (
+    FlatBuffer,
     Group,
     Kind,
     Line,
@@ -87,7 +88,7 @@ def make_rank(
         "splits": [((), ())],
         "lines": [Line(), *(reversed(lines) if swap_tables else lines)],
         "groups": [WORLD, PAIRS[rank % 2]],
-        "seen_groups": [WORLD, *PAIRS],
+        "flat_buffers": [FlatBuffer(num_elements=8, parts=((0, 4, ("vector",)), (4, 3, ())))],
         "notes": [Note("stand-in", "a loss was read", sync)],
         "memory": MemoryPeaks(allocated_bytes=512, reserved_bytes=2**21, capacity_bytes=2**30),
         "num_steps": 2,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sandtable.trace import RankRecords
+from sandtable.vgpu.child_processes import ChildProcesses
 from sandtable.vgpu.preload import UnloadableCoreError
 from sandtable.vgpu.protocol import Call
 from sandtable.vgpu.rank_channel import RankChannel
@@ -146,6 +147,18 @@ class Capture:
         dist.settings, dist.channel = settings, channel
         channel.take_logged_calls = dist.take_logged_calls
         return cls(settings)
+
+    def attend(self, processes: ChildProcesses) -> None:
+        """No torch, no hooks."""
+
+    def become(self, settings: RankSettings) -> None:
+        self._settings = dist.settings = settings
+
+    def copy_process(self) -> int:
+        return os.fork()
+
+    def forget_cuda(self) -> None:
+        """There is none."""
 
     def finish(self, stop_reason: str) -> RankRecords:
         size = len(dist.work)

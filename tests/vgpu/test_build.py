@@ -40,23 +40,23 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_no_core(monkeypatch: pytest.
 def test_missing_headers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SANDTABLE_CACHE", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(BuildError, match=r"has no Python.h; apt-get install python3-dev"):
+    with pytest.raises(BuildError, match=r"has no Python.h; apt-get install python3\.\d+-dev"):
         build.core_path()
 
 
-@pytest.mark.parametrize("version", ["2.12.1+cpu", "3.0.0"])
-def test_another_torch_is_refused_with_the_one_to_install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    with pytest.raises(BuildError, match=rf"torch must be 2\.13\.x, but {version.replace('+', '.')} is installed"):
+def test_an_old_torch_is_refused_with_the_one_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "installed_torch", lambda: "2.11.0+cu128")
+    with pytest.raises(BuildError, match=r"torch must be 2\.12 or newer, but 2\.11\.0\+cu128 is installed"):
         build.core_path()
 
 
-def test_a_cuda_build_of_torch_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libtorch_cuda.so").touch()
-    monkeypatch.setattr(build, "torch_directory", lambda: str(tmp_path))
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cu130")
-    with pytest.raises(BuildError, match=r"2\.13\.0\+cu130 is a CUDA build.*torch==2\.13\.0\+cpu"):
+def test_an_unknown_torch_that_does_not_compile_is_named_with_the_known_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SANDTABLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "installed_torch", lambda: "2.99.0")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(BuildError, match=r"torch 2\.99\.0 is not among .* \(2\.12, 2\.13, 2\.14, 2\.15\).*Python\.h"):
         build.core_path()
 
 
@@ -73,7 +73,7 @@ def test_a_core_that_does_not_load_is_built_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
     asked = []
 
-    def core_path(*, is_unloadable: bool = False) -> Path:
+    def core_path(show: object = None, *, is_unloadable: bool = False) -> Path:
         asked.append(is_unloadable)
         return Path("good" if is_unloadable else "unloadable")
 

@@ -1,6 +1,7 @@
 """The registry of groups: one order of all groups that is every rank's own."""
 
-from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
+from sandtable.vgpu.mismatches import group_name
 from sandtable.vgpu.protocol import GroupsMade
 
 
@@ -28,3 +29,11 @@ def test_a_group_that_a_captured_rank_did_not_see_made_is_private() -> None:
     assert not registry.has_private()
     registry.announce(0, GroupsMade.of([("own", (0, 1))]))
     assert registry.has_private()
+
+
+def test_a_message_names_a_group_by_the_scripts_name_for_it_else_by_its_ranks() -> None:
+    registry = GroupRegistry(4)
+    registry.announce(0, GroupsMade.of([("world", (0, 1, 2, 3)), ("dp", (0, 2)), (UNNAMED_GROUP, (0, 1, 3))]))
+    assert group_name(registry, 0) == "the world group (4 ranks)"
+    assert group_name(registry, 1) == "group 'dp' (2 ranks)"
+    assert group_name(registry, 2) == "the group of ranks 0-1, 3"

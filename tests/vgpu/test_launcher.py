@@ -289,7 +289,7 @@ def test_leaving_with_a_failure_is_an_error(write, leave, code):
 def test_leaving_early_in_peace_ends_the_capture(write, leave):
     trace = launch(job(write(f"dist.do(1)\n{leave}"), world=1))
     assert trace.classes[0].records.stop_reason == "script ended"
-    assert "0 of 3 optimizer steps" in trace.notes[0].text
+    assert "0 of 3 steps" in trace.notes[0].text
 
 
 @pytest.mark.parametrize(

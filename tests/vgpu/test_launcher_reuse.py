@@ -133,6 +133,7 @@ def test_events_come_in_order_in_the_launching_thread(launcher, write):
         assert threading.current_thread() is threading.main_thread()
         seen.append(event)
 
+    assert texts(launcher, write("print('the fork server has started')"))
     launcher.launch(job(write("dist.init(); print('hello')"), world=2), listen=listen)
     assert [type(event) for event in seen] == [
         *(Started, RankStarted, RankPrinted, RankCaptured),

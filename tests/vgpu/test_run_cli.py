@@ -165,12 +165,11 @@ def test_the_environment_is_torchruns(place, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     script = place.write("import json, os\nprint(json.dumps(dict(os.environ)))")
     done = place.run("--nnodes", "2", "--nproc-per-node", "3", "--ranks", "all", script)
-    assert done.code == 0, done.err
     ours = {}
     for line in done.out.splitlines():
         if match := re.match(r"\[rank (\d+)\] (\{.*)", line):
             ours[int(match[1])] = json.loads(match[2])
-    assert sorted(ours) == [0, 1, 2, 3, 4, 5]
+    assert sorted(ours) == [0, 1, 2, 3, 4, 5], done.err
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", "env"]
     text = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True).stdout
     theirs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -203,9 +202,39 @@ def test_a_script_finds_its_neighbours_its_arguments_and_its_output_its_rank(pla
     assert "[rank 0] oh" in done.err
 
 
-def test_exit_zero_and_leaving_early_are_success(place):
-    assert place.run("--nproc-per-node", "2", place.write("import sys\nsys.exit(0)")).code == 0
-    assert place.run("--nproc-per-node", "1", place.write("raise SystemExit")).code == 0
+def test_leaving_early_with_exit_code_zero_is_a_run_without_steps_not_a_failed_script(place):
+    for leave in ("import sys\nsys.exit(0)", "raise SystemExit"):
+        done = place.run("--nproc-per-node", "2", place.write(leave))
+        assert done.code == 1
+        assert "no-steps" in done.err
+        assert "script-error" not in done.err
+
+
+# ---- launch commands ----
+
+
+def test_a_launch_command_behind_our_options_is_read_and_kept_as_typed(place):
+    words = ("--steps", "1", "--", "torchrun", "--nproc-per-node", "2", place.write(TRAIN))
+    done = place.run(*words)
+    assert done.code == 0, done.err
+    trace = Trace.load(place.trace)
+    assert (trace.world_size, trace.num_steps) == (2, 1)
+    assert trace.command == ("sandtable", "run", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--", "bash", "train.sh"), "'bash' runs a shell script; put `sandtable run --` before"),
+        (("--", "torchrun", "--nprocs", "2", "train.py"), "but got '--nprocs'"),
+        (("--nnodes", "4", "--", "torchrun", "--nnodes", "2", "train.py"), "got 4 where torchrun says 2"),
+        (("--", "python", "-m", "no.such.module"), "'no.such.module' is not"),
+    ],
+)
+def test_a_command_that_cannot_be_rehearsed_is_an_error_at_once(place, words, message):
+    done = place.run(*words)
+    assert_clean_failure(place, done)
+    assert message in " ".join(done.err.split())
 
 
 # ---- scripts that fail ----
@@ -216,8 +245,8 @@ def test_a_missing_script_is_named(place):
     assert_clean_failure(place, done)
     assert "'nowhere.py' does not exist" in done.err
     missing = place.run("-m", "no.such.module")
-    assert_clean_failure(place, missing, rule="script-error")
-    assert "no.such.module" in missing.err or "No module named 'no'" in missing.err
+    assert_clean_failure(place, missing)
+    assert "'no.such.module' is not" in missing.err
 
 
 def test_a_script_that_raises_shows_its_own_traceback(place):
@@ -317,8 +346,9 @@ def test_a_bad_option_is_named(place, option, value, word):
 def test_a_script_that_never_steps_is_captured_to_the_limit_and_told_so(place):
     script = place.write(HEAD + "x = torch.rand(64, device='cuda')\nwhile True:\n    x = x + 1\n")
     done = place.run("--nproc-per-node", "1", "--max-operators", "1000", script)
-    assert done.code == 0, done.err
-    assert "max-operators" in done.out + done.err
+    assert done.code == 1, done.err
+    assert "no-steps" in done.err
+    assert "max-operators" in done.err
     assert Trace.load(place.trace).num_steps == 0
 
 

@@ -113,6 +113,24 @@ def test_unknown_numbers_read_as_finite():
 
 
 @on_gpu()
+def test_no_overflow_is_found_in_unknown_numbers():
+    numbers = unknown(BIG)
+    is_bad = numbers.isnan().logical_or(numbers.isinf())
+    assert is_bad.float().max().item() == 0
+    assert not is_bad.any()
+    is_bad.fill_(True)
+    assert is_bad.float().max().item() == 1
+
+
+@on_gpu(ranks=2)
+def test_no_rank_finds_an_overflow_in_unknown_numbers():
+    torch.distributed.init_process_group("nccl")
+    for found in (unknown(BIG).isinf().any().byte(), torch.zeros(1, device="cuda"), unknown(4).sum()):
+        torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+        assert found.item() == (found.dtype is torch.float32 and found.dim() == 0)
+
+
+@on_gpu()
 def test_unknown_positions_are_valid_positions():
     x = unknown(32, 100)
     best = x.argmax(dim=-1)

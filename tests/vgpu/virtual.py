@@ -56,6 +56,7 @@ def rehearse(
     cluster: str = "dgx-a100",
     steps: int = MANY_STEPS,
     max_operators: int = 1_000_000,
+    marker: str = "",
     arguments: dict[str, Any] | None = None,
 ) -> Rehearsal:
     """Calls a function of a test module on every rank of a small world."""
@@ -69,6 +70,7 @@ def rehearse(
         cluster=load_cluster(cluster, nodes=1),
         num_steps=steps,
         max_operators=max_operators,
+        step_marker=marker,
         ranks="all",
     )
     with on_shared_launcher() as launcher:

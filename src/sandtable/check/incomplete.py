@@ -8,18 +8,20 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import Trace
 
-__all__ = ["fewer_steps", "not_captured", "unsure_classes"]
-
-
-def fewer_steps(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
-    """Report ranks that made fewer optimizer steps than were to be captured."""
-    remedy = "let the script run longer, or raise --max-operators if that is what stopped it"
-    return _noted(trace, "fewer steps", Severity.NOTE, remedy)
+__all__ = ["not_captured", "unsure_classes"]
 
 
 def unsure_classes(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report ranks whose classes are a guess, because the sampled members differed."""
-    return _noted(trace, "unsure classes", Severity.WARNING, "capture every rank with --ranks all")
+    for note in trace.notes:
+        if note.kind == "unsure classes":
+            yield Finding(
+                rule="unsure-classes",
+                severity=Severity.WARNING,
+                message=note.text,
+                ranks=tuple(rank_class.representative for rank_class in trace.classes),
+                remedy="capture every rank with --ranks all",
+            )
 
 
 def not_captured(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -34,12 +36,3 @@ def not_captured(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             ranks=trace.captured_ranks,
             remedy="capture the run with --ranks auto or --ranks all",
         )
-
-
-def _noted(trace: Trace, kind: str, severity: Severity, remedy: str) -> Iterator[Finding]:
-    """Yield a finding for each note of this kind that the capture left."""
-    ranks = tuple(rank_class.representative for rank_class in trace.classes)
-    for note in trace.notes:
-        if note.kind == kind:
-            rule = kind.replace(" ", "-")
-            yield Finding(rule=rule, severity=severity, message=note.text, ranks=ranks, remedy=remedy)

@@ -1,9 +1,10 @@
-"""`sandtable run`: rehearse a script; takes the flags of torchrun."""
+"""`sandtable run`: rehearse a launch command, or a script with the flags of torchrun."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,8 +13,9 @@ from rich.console import Console
 
 from sandtable.cli.options import Command, WhatIfOptions, parse_ranks
 from sandtable.cli.torchrun import ignored_options
-from sandtable.errors import LaunchError, ScriptError
-from sandtable.rehearsal import LaunchOptions, Rehearsal, rehearse
+from sandtable.errors import ScriptError
+from sandtable.launch import is_launch_command, parse_nnodes, parse_nproc_per_node
+from sandtable.rehearsal import LaunchOptions, Rehearsal, rehearse, rehearse_command
 from sandtable.report import UserInputs, files_in, print_failure, print_outcome, print_summary
 from sandtable.report.progress import TerminalListener
 
@@ -21,19 +23,30 @@ __all__ = ["DEFAULT_OUT", "RunOptions", "print_rehearsal", "register", "run"]
 
 DEFAULT_OUT = Path("sandtable-out")
 
-_HELP = """Run a training script on virtual GPUs instead of under torchrun.
+_HELP = """Run a training script on virtual GPUs.
 
 The script needs no edits: it sees CUDA GPUs with NCCL. Ranks that do the same work run only once.
 
-Examples:
+Put `sandtable run --` before the command you type on the cluster. The launcher is read and not started, so it need not
+be installed:
+
+  sandtable run -- torchrun --nproc-per-node 8 train.py --batch-size 32
+
+  sandtable run --cluster dgx-h100 -- srun --nodes 128 torchrun --nnodes 128 --nproc-per-node 8 train.py
+
+  sandtable run -- accelerate launch --config_file fsdp.yaml train.py
+
+  sandtable run -- deepspeed --hostfile hosts train.py --deepspeed ds_config.json
+
+  sandtable run -- python -m mypackage.train
+
+Or give the script, or a notebook, with the flags of torchrun; without --nproc-per-node there is one rank per GPU:
 
   sandtable run --nproc-per-node 8 train.py --batch-size 32
 
-  sandtable run --cluster dgx-h100 --nnodes 128 --steps 2 train.py --config big.yaml
-
   sandtable run --nproc-per-node 4 --ranks all -m mypackage.train
 
-  sandtable run --nnodes 32 --slow-node 17=0.8 --link-scale inter=0.5 train.py
+  sandtable run --nnodes 32 --slow-node 17=0.8 --link-scale inter=0.5 train.ipynb
 """
 
 
@@ -41,19 +54,35 @@ Examples:
 class RunOptions(WhatIfOptions):
     """The options of `sandtable run`, as typed."""
 
-    script: Annotated[str, typer.Argument(help="the training script, or with -m a module", show_default=False)]
-    args: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None
-    nnodes: Annotated[str, typer.Option("--nnodes", help="number of nodes; for a range 2:4, the upper end")] = "1"
+    script: Annotated[
+        str,
+        typer.Argument(
+            help="the launch command, or the training script, or with -m a module",
+            show_default=False,
+            metavar="COMMAND|SCRIPT",
+        ),
+    ]
+    args: Annotated[list[str] | None, typer.Argument(help="the rest of the command, or the script's arguments")] = None
+    nnodes: Annotated[
+        str | None, typer.Option("--nnodes", help="number of nodes (default 1); for a range 2:4, the upper end")
+    ] = None
     nproc_per_node: Annotated[
-        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="ranks per node; auto: one per GPU")
-    ] = "auto"
+        str | None,
+        typer.Option("--nproc-per-node", "--nproc_per_node", help="ranks per node (default auto: one per GPU)"),
+    ] = None
     cluster: Annotated[str, typer.Option(help="name in the catalogue, or a TOML file")] = "dgx-a100"
-    steps: Annotated[int, typer.Option(min=1, help="stop after this many optimizer steps")] = 3
+    steps: Annotated[int, typer.Option(min=1, help="stop after this many steps")] = 3
     ranks: Annotated[str, typer.Option(help="ranks to capture: auto, all, or a list 0,7,12")] = "auto"
     out: Annotated[Path, typer.Option(help="directory for the trace and the report")] = DEFAULT_OUT
-    max_operators: Annotated[
-        int, typer.Option(min=1, help="stop a rank after this many operators without an optimizer step")
-    ] = 1_000_000
+    max_operators: Annotated[int, typer.Option(min=1, help="stop a rank after this many operators without a step")] = (
+        1_000_000
+    )
+    share_imports: Annotated[
+        bool, typer.Option(help="import the script's libraries once for all ranks after the first, where that is safe")
+    ] = True
+    step_marker: Annotated[
+        str, typer.Option(help="module:function whose returns end the steps, such as __main__:train_step")
+    ] = ""
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module")] = False
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="tokens per step, for tokens per second")] = None
     samples_per_step: Annotated[int | None, typer.Option(min=1, help="samples per step, for samples per second")] = None
@@ -61,24 +90,12 @@ class RunOptions(WhatIfOptions):
     chakra: Annotated[bool, typer.Option("--chakra", help="write Chakra execution traces, too")] = False
 
     @property
-    def num_nodes(self) -> int:
-        last = self.nnodes.split(":")[-1]
-        if not last.isdigit() or int(last) < 1:
-            raise LaunchError(
-                f"--nnodes must be a number or a range such as 2:4, but got '{self.nnodes}'; give a positive number"
-            )
-        return int(last)
+    def num_nodes(self) -> int | None:
+        return None if self.nnodes is None else parse_nnodes(self.nnodes)
 
     @property
     def ranks_per_node(self) -> int | None:
-        if self.nproc_per_node in ("auto", "gpu"):
-            return None
-        if not self.nproc_per_node.isdigit() or int(self.nproc_per_node) < 1:
-            raise LaunchError(
-                f"--nproc-per-node must be a number, auto or gpu, but got '{self.nproc_per_node}'; "
-                "auto starts one rank per GPU"
-            )
-        return int(self.nproc_per_node)
+        return None if self.nproc_per_node is None else parse_nproc_per_node(self.nproc_per_node)
 
     @property
     def chosen_ranks(self) -> Literal["auto", "all"] | tuple[int, ...]:
@@ -108,13 +125,14 @@ def register(app: typer.Typer) -> None:
 
 
 def run(options: RunOptions) -> None:
-    """Rehearse the script and print the outcome."""
+    """Rehearse the command or the script, and print the outcome."""
+    words = (options.script, *(options.args or ()))
+    is_command = not options.module and is_launch_command(options.script)
     with TerminalListener() as listen:
-        rehearsal = rehearse(
-            options.script,
-            *(options.args or ()),
+        start = partial(rehearse_command, words) if is_command else partial(rehearse, *words)
+        rehearsal = start(
             cluster=options.cluster,
-            nodes=options.num_nodes,
+            nodes=options.num_nodes if is_command else options.num_nodes or 1,
             steps=options.steps,
             out=options.out,
             inputs=options.inputs,
@@ -124,6 +142,8 @@ def run(options: RunOptions) -> None:
                 ranks=options.chosen_ranks,
                 is_module=options.module,
                 max_operators=options.max_operators,
+                share_imports=options.share_imports,
+                step_marker=options.step_marker,
                 command=("sandtable", *sys.argv[1:]),
                 chakra=options.chakra,
                 listen=listen,

@@ -238,9 +238,7 @@ def _is_reduced(view: RankView, lives: _Lifetimes) -> Flags:
 
 def _reduced_sizes(view: RankView) -> dict[int, int]:
     """Return the sizes that the last step reduces in or after backward or zeroes in place, and how often."""
-    records, calls = view.records, view.calls
-    steps = view.step_slices()
-    span = steps[-1] if steps else slice(0, len(records))
+    records, calls, span = view.records, view.calls, view.step_slice()
     kind, ref = records.kind[span], records.ref[span]
     late = np.arange(len(kind)) >= np.argmax((records.phase[span] == Phase.BACKWARD) & (kind == Kind.OPERATOR))
     reducing = np.array([op in _REDUCING for op in view.rank_class.records.call_ops] or [False])

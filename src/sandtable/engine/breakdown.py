@@ -55,14 +55,15 @@ def break_down(
     axes: tuple[str, ...],
     *,
     window: tuple[int, int],
+    step: int,
 ) -> Breakdown:
-    """Return the breakdown of `window` on a device; `axes` names the axis of each edge of its program."""
+    """Return the breakdown of `window`, step number `step`; `axes` names the axis of each edge of the program."""
     strip = _MainStream(program, times, window)
     busy = {phase: strip.busy(phase) for phase in Phase}
     waiting_p2p, waiting_others, communication = strip.calls(axes)
     copies = strip.copies()
     known = sum(busy.values()) + waiting_p2p + waiting_others + sum(communication.values()) + copies + strip.elsewhere
-    tail = strip.tail
+    tail = strip.tail(step)
     return Breakdown(
         forward=busy[Phase.FORWARD],
         backward=busy[Phase.BACKWARD],
@@ -92,12 +93,11 @@ class _MainStream:
         self.waits = np.flatnonzero(on_main & (program.kind == Opcode.WAIT) & (program.arg >= 0))
         self.elsewhere = 0
 
-    @property
-    def tail(self) -> int:
-        """The time from this rank's end of the last step to the slowest rank's."""
+    def tail(self, step: int) -> int:
+        """Return the time from this rank's end of the step to the slowest rank's."""
         if not len(self.program.steps):
             return 0
-        end = int(self.times.end_ns[self.program.steps[-1]])
+        end = int(self.times.end_ns[self.program.steps[step - 1]])
         return max(self.window[1] - max(end, self.window[0]), 0)
 
     def busy(self, phase: Phase) -> int:

@@ -16,7 +16,7 @@ from sandtable.engine.network.transfer import Transfer
 from sandtable.engine.program import Program
 from sandtable.native import load_compiled
 
-__all__ = ["ActorSpeed", "StuckInstruction", "Times", "Wiring", "run_clock"]
+__all__ = ["ActorSpeed", "StuckInstruction", "Times", "Wiring", "load_clock", "run_clock"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -89,7 +89,7 @@ def run_clock(
     )
     network = _c_network(wiring, keep)
     stuck = (_Stuck * _MAX_STUCK)()
-    count = _library().sandtable_clock(c_programs, c_actors, len(programs), ctypes.byref(network), stuck, _MAX_STUCK)
+    count = load_clock().sandtable_clock(c_programs, c_actors, len(programs), ctypes.byref(network), stuck, _MAX_STUCK)
     stuck_instructions = tuple(
         StuckInstruction(s.actor, s.stream, s.instruction) for s in stuck[: min(count, _MAX_STUCK)]
     )
@@ -204,7 +204,8 @@ def _address(column: npt.NDArray[Any], keep: list[Any]) -> int:
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def load_clock() -> ctypes.CDLL:
+    """Load the clock's library, building it first if necessary."""
     library = load_compiled("clock", _SOURCE, flags=_FLAGS)
     library.sandtable_clock.restype = ctypes.c_int64
     library.sandtable_clock.argtypes = (

@@ -1,8 +1,7 @@
 """Timeline: when everything happened, and answers to questions about it.
 
 The clock gives the start and the end of every instruction of every actor. The timeline looks at them through a
-*window*: the last complete step, from the moment the slowest rank ended the previous step to the moment the slowest
-ends this one. With a single step the window begins at the first matrix product: everything before it is set-up.
+*window*: the typical step (see `step_windows.py`).
 """
 
 from collections import Counter
@@ -21,8 +20,7 @@ from sandtable.engine.fold import Fold
 from sandtable.engine.operator_table import BASES, OperatorTable
 from sandtable.engine.program import Opcode, Program
 from sandtable.engine.spans import RankExecution, Span, unroll
-from sandtable.errors import SimulationError
-from sandtable.findings import Finding, Severity
+from sandtable.engine.step_windows import StepWindows, step_windows
 from sandtable.trace.kinds import Kind, Phase
 from sandtable.trace.trace import Trace
 from sandtable.trace.view import RankClass
@@ -66,7 +64,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCounts:
-    """How often each signature ran in the last step, by phase, as parallel columns."""
+    """How often each signature ran in the step, by phase, as parallel columns."""
 
     signature: npt.NDArray[np.int64]
     phase: npt.NDArray[np.int64]
@@ -117,7 +115,7 @@ class Timeline:
 
     @property
     def step_ns(self) -> int:
-        """The duration of the last complete step."""
+        """The duration of the typical step."""
         return self.step_end_ns - self.step_start_ns
 
     @property
@@ -128,45 +126,29 @@ class Timeline:
     def step_end_ns(self) -> int:
         return self._window[1]
 
+    @property
+    def step_number(self) -> int:
+        """The number of the typical step, counted from 1: the one that all figures describe."""
+        return self.steps.first_number + self.steps.typical
+
     @cached_property
-    def step_times_ns(self) -> npt.NDArray[np.int64]:
-        """When each step ended, on the slowest of the ranks that made it."""
-        count = max((len(program.steps) for program in self.programs), default=0)
-        ends = np.zeros(count, dtype=np.int64)
-        for program, times in zip(self.programs, self.times, strict=True):
-            own_ends = times.end_ns[program.steps]
-            ends[: len(own_ends)] = np.maximum(ends[: len(own_ends)], own_ends)
-        return ends
+    def steps(self) -> StepWindows:
+        """When each step began and ended. Raises SimulationError if the run made none."""
+        return step_windows(self.programs, self.times)
 
     @cached_property
     def _window(self) -> tuple[int, int]:
-        ends = self.step_times_ns
-        if len(ends) >= 2:
-            return int(ends[-2]), int(ends[-1])
-        last = int(ends[-1]) if len(ends) else max(int(times.end_ns.max(initial=0)) for times in self.times)
-        firsts = [
-            int(times.start_ns[program.first_work])
-            for program, times in zip(self.programs, self.times, strict=True)
-            if program.first_work < len(program) and times.start_ns[program.first_work] >= 0
-        ]
-        if not firsts or last <= min(firsts):
-            raise SimulationError(
-                Finding(
-                    rule="no-work",
-                    severity=Severity.ERROR,
-                    message="a run must do some work for its time to be computed, but none was recorded",
-                    ranks=(0,),
-                    remedy="let the script make at least one optimizer step",
-                )
-            )
-        return min(firsts), last
+        typical = self.steps.typical
+        return int(self.steps.start_ns[typical]), int(self.steps.end_ns[typical])
 
     # ---- one rank ----
 
     def breakdown(self, rank: int) -> Breakdown:
         """Return where the step's time goes on `rank`; the parts add up to `step_ns`."""
         index = self.actor_of(rank).index
-        return break_down(self.programs[index], self.times[index], self.axes(index), window=self._window)
+        return break_down(
+            self.programs[index], self.times[index], self.axes(index), window=self._window, step=self.step_number
+        )
 
     def axes(self, actor: int) -> tuple[str, ...]:
         """Return the name of the mesh axis of each edge of an actor's program."""
@@ -216,7 +198,7 @@ class Timeline:
         return np.asarray(times.end_ns[marks[kinds == Kind.EVENT_RECORD]])
 
     def transactions(self, rank: int) -> list[Transaction]:
-        """Return the calls of `rank` in its last step, by operator, axis and size."""
+        """Return the calls of `rank` in the step, by operator, axis and size."""
         index = self.actor_of(rank).index
         program, axes = self.programs[index], self.axes(index)
         counts = np.bincount(program.row_pattern[self._calls_of_step(index)], minlength=len(program.patterns))
@@ -238,7 +220,7 @@ class Timeline:
         return transactions
 
     def operator_counts(self, actor: int) -> OperatorCounts:
-        """Return how often an actor ran each operator in its last step."""
+        """Return how often an actor ran each operator in the step."""
         program = self.programs[actor]
         records = self.actors[actor].rank_class.records.records
         runs = np.flatnonzero((program.kind == Opcode.RUN) & self._in_step(actor))
@@ -288,16 +270,20 @@ class Timeline:
         return {name: float(part / total) if total else 0.0 for name, part in zip(BASES, totals, strict=True)}
 
     def _in_step(self, actor: int) -> npt.NDArray[np.bool_]:
-        """Return which instructions are in the actor's last step; ranks of a pipeline enter it at different times."""
+        """Return which instructions are in the actor's own step; ranks of a pipeline enter it at different times.
+
+        Of a rank without steps, such as a server, these are all instructions of training.
+        """
         program = self.programs[actor]
         number = np.arange(len(program))
-        steps = program.steps
-        first = int(steps[-2]) + 1 if len(steps) >= 2 else program.first_work
-        last = int(steps[-1]) if len(steps) else len(program) - 1
+        first, last = program.first_work, len(program) - 1
+        if len(program.steps):
+            last = int(program.steps[self.step_number - 1])
+            first = int(program.steps[self.step_number - 2]) + 1 if self.step_number >= 2 else first
         return np.asarray((number >= first) & (number <= last))
 
     def _calls_of_step(self, actor: int) -> npt.NDArray[np.int64]:
-        """Return the call rows of the actor's last step, in the program's order."""
+        """Return the call rows of the actor's step, in the program's order."""
         program = self.programs[actor]
         calls = np.flatnonzero((program.kind == Opcode.CALL) & self._in_step(actor))
         counts = program.count[calls].astype(np.int64)

@@ -36,7 +36,7 @@ def predict_profile(request: ProfileRequest, cluster: str | Path, *, listen: Lis
     with tempfile.TemporaryDirectory(prefix="sandtable-") as directory:
         file = Path(directory) / "profile.json"
         on_gpu = replace(request, num_batches=1, device="cuda", show_progress=False)
-        run = _rehearse((on_gpu.to_json(), str(file)), cluster, listen)
+        run = _rehearse(on_gpu, file, cluster, listen)
         event_times_ns = run.timeline.event_times_ns(0).tolist()
         profile = Profile.load(file)
     return with_event_times(profile, event_times_ns, device=run.cluster.device.name)
@@ -64,10 +64,13 @@ def with_event_times(profile: Profile, event_times_ns: Sequence[int], *, device:
     return replace(profile, basis="predicted", device=device, num_batches=1, layers=timed)
 
 
-def _rehearse(arguments: tuple[str, ...], cluster: str | Path, listen: Listener) -> Rehearsal:
-    """Run the profiler's script with these arguments on one virtual GPU."""
-    options = LaunchOptions(ranks_per_node=1, is_module=True, max_operators=_MAX_OPERATORS, listen=listen)
-    run = rehearse(_SCRIPT, *arguments, cluster=cluster, nodes=1, options=options)
+def _rehearse(request: ProfileRequest, file: Path, cluster: str | Path, listen: Listener) -> Rehearsal:
+    """Run the profiler's script on one virtual GPU; it writes `file`."""
+    command = ("sandtable", "profile", request.function)
+    options = LaunchOptions(
+        ranks_per_node=1, is_module=True, max_operators=_MAX_OPERATORS, command=command, listen=listen
+    )
+    run = rehearse(_SCRIPT, request.to_json(), str(file), cluster=cluster, nodes=1, steps=1, options=options)
     if isinstance(run.error, ScriptError):
         kind, _, message = run.error.traceback.strip().rpartition("\n")[2].partition(": ")
         if kind.endswith(MethodError.__name__):  # the profiler's own refusal, which reads the same on a real device

@@ -9,7 +9,17 @@ The command line, notebooks, searches and validation all go through here.
 
 from sandtable.rehearsal.calibration import calibrate
 from sandtable.rehearsal.rehearsal import Rehearsal, compare, load
-from sandtable.rehearsal.script import LaunchOptions, make_job, rehearse
+from sandtable.rehearsal.script import LaunchOptions, make_job, rehearse, rehearse_command
 from sandtable.rehearsal.store import CaptureStore
 
-__all__ = ["CaptureStore", "LaunchOptions", "Rehearsal", "calibrate", "compare", "load", "make_job", "rehearse"]
+__all__ = [
+    "CaptureStore",
+    "LaunchOptions",
+    "Rehearsal",
+    "calibrate",
+    "compare",
+    "load",
+    "make_job",
+    "rehearse",
+    "rehearse_command",
+]

@@ -187,7 +187,8 @@ class Rehearsal:
         if outcome.error is not None:
             findings = outcome.error.findings if isinstance(outcome.error, FindingError) else ()
             return replace(outcome, findings=findings)
-        return replace(outcome, findings=inspect(self.trace, outcome.timeline))
+        findings = inspect(self.trace, outcome.timeline)
+        return replace(outcome, findings=findings, error=_error_of(findings) if outcome.timeline is None else None)
 
     def _simulate(self) -> _Outcome:
         wall, core = time.perf_counter(), time.process_time()
@@ -245,8 +246,9 @@ def compare(folders: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def _is_complete(trace: Trace) -> bool:
-    """Return whether the work of every rank is known and some rank did any."""
-    return len(trace.signatures) > 0 and sum(rank_class.size for rank_class in trace.classes) == trace.world_size
+    """Return whether the work of every rank is known, and some rank made a step and did any work."""
+    captured = sum(rank_class.size for rank_class in trace.classes)
+    return trace.num_steps > 0 and len(trace.signatures) > 0 and captured == trace.world_size
 
 
 def _known_cluster(name: str, nodes: int, folder: Path) -> Cluster:
@@ -264,8 +266,13 @@ def _known_cluster(name: str, nodes: int, folder: Path) -> Cluster:
 
 def _saved_error(summary: Summary) -> SandtableError | None:
     """Return what ended a saved run early."""
-    errors = [finding for finding in summary.findings if finding.severity is Severity.ERROR]
-    return FindingError(*errors) if summary.timing is None and errors else None
+    return _error_of(summary.findings) if summary.timing is None else None
+
+
+def _error_of(findings: Sequence[Finding]) -> FindingError | None:
+    """Return the error that findings make of a run without a step time."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    return FindingError(*errors) if errors else None
 
 
 def _capture_failure(trace: Trace) -> SandtableError | None:

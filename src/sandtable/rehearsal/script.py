@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,8 @@ from sandtable import cluster as clusters
 from sandtable.cluster import Cluster, Topology
 from sandtable.engine.what_if import WhatIf
 from sandtable.errors import LaunchError, SandtableError, WhatIfError
-from sandtable.events import Failed, Finished, Listener, Priced, ignore
+from sandtable.events import CaptureEnded, Failed, Finished, Listener, Priced, ignore
+from sandtable.launch import FixedEnvironment, LauncherEnvironment, TorchrunEnvironment, is_notebook, parse_command
 from sandtable.rehearsal.rehearsal import Rehearsal
 from sandtable.rehearsal.store import CaptureStore
 from sandtable.report.files import clear_run, require_writable
@@ -22,7 +24,7 @@ from sandtable.report.summary import UserInputs
 from sandtable.trace import Trace
 from sandtable.vgpu import CaptureResult, Job, Launcher, Limits, open_launcher
 
-__all__ = ["LaunchOptions", "make_job", "rehearse"]
+__all__ = ["LaunchOptions", "make_job", "rehearse", "rehearse_command"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +32,15 @@ class LaunchOptions:
     """How to capture the script, where the defaults do not fit.
 
     Args:
-        ranks_per_node: processes per node; by default one per GPU.
+        ranks_per_node: processes per node; by default one per GPU, and for a notebook one without a launcher.
         ranks: the ranks to run: "auto" runs one of each class of equal ranks, "all" runs every rank.
         is_module: whether the script is a module's name, as with `python -m`.
         max_operators: stop a rank after this many operators without an optimizer step.
+        step_marker: a function as "module:function", each of whose returns ends a step; `sandtable.step()` needs none.
         limits: how many ranks to run and to sample with `ranks="auto"`.
+        share_imports: import the script's libraries once for all ranks after the first, where that is safe.
         command: the command line to note in the report.
+        environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
         listen: receives every event (see `sandtable.events`).
         launcher: a running launcher; many rehearsals with one are cheaper.
@@ -46,8 +51,11 @@ class LaunchOptions:
     ranks: Literal["auto", "all"] | tuple[int, ...] = "auto"
     is_module: bool = False
     max_operators: int = 1_000_000
+    step_marker: str = ""
     limits: Limits = field(default_factory=Limits)
+    share_imports: bool = True
     command: tuple[str, ...] = ()
+    environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
     listen: Listener = ignore
     launcher: Launcher | None = None
@@ -94,6 +102,8 @@ def rehearse(
         require_writable(folder, is_page=False)
         clear_run(folder)
     captured = _capture(job, options)
+    machines = machines.with_nodes(captured.trace.num_nodes)  # a script that starts its ranks itself may name more
+    options.listen(CaptureEnded())
     with _saving(captured.trace, folder):
         run = Rehearsal(captured.trace, machines, inputs=inputs, changes=changes, error=captured.error)
         if run.has_time:
@@ -104,9 +114,59 @@ def rehearse(
     return run
 
 
+def rehearse_command(
+    command: str | Sequence[str],
+    *,
+    cluster: str | Path | Cluster = "dgx-a100",
+    nodes: int | None = None,
+    steps: int = 3,
+    out: str | Path | None = None,
+    inputs: UserInputs | None = None,
+    what_if: WhatIf | None = None,
+    options: LaunchOptions | None = None,
+) -> Rehearsal:
+    """Rehearse what a launch command would start, such as "torchrun --nproc-per-node 8 train.py --batch-size 32".
+
+    The command is read and not executed: script, nodes, ranks and the environment of each rank come from its options
+    and the files they name. `nodes` and `options.ranks_per_node` must agree with it, or fill in what it leaves open.
+    All else is as for `rehearse`. Raises LaunchError also if the command or one of its options is not known.
+    """
+    words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    plan = parse_command(words)
+    options = options or LaunchOptions()
+    machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster)
+    open_nodes = 1 if plan.is_plain else machines.num_nodes
+    world = plan.world(
+        num_nodes=open_nodes if nodes is None else nodes,
+        gpus_per_node=options.ranks_per_node or machines.gpus_per_node,
+    )
+    plan.require(world, num_nodes=nodes, ranks_per_node=options.ranks_per_node)
+    return rehearse(
+        plan.script,
+        *plan.script_args,
+        cluster=cluster,
+        nodes=world.num_nodes,
+        steps=steps,
+        out=out,
+        inputs=inputs,
+        what_if=what_if,
+        options=replace(
+            options,
+            ranks_per_node=world.ranks_per_node,
+            is_module=plan.is_module,
+            command=options.command or words,
+            environment=plan.environment,
+        ),
+    )
+
+
 def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps: int, options: LaunchOptions) -> Job:
     """Return the job that `rehearse` captures."""
-    ranks_per_node = cluster.gpus_per_node if options.ranks_per_node is None else options.ranks_per_node
+    ranks_per_node, environment = options.ranks_per_node, options.environment
+    if ranks_per_node is None and not options.is_module and is_notebook(script):
+        ranks_per_node, environment = 1, FixedEnvironment()  # a notebook has one kernel, which no launcher starts
+    elif ranks_per_node is None:
+        ranks_per_node = cluster.gpus_per_node
     return Job(
         script=script,
         script_args=tuple(map(str, script_args)),
@@ -116,9 +176,12 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         cluster=cluster,
         num_steps=steps,
         max_operators=options.max_operators,
+        step_marker=options.step_marker,
         ranks=options.ranks if isinstance(options.ranks, str) else tuple(options.ranks),
         limits=options.limits,
+        share_imports=options.share_imports,
         command=options.command,
+        launcher_environment=environment,
     )
 
 

@@ -2,8 +2,8 @@
 
 A capture depends on the script, its arguments and the device, not on how long anything takes. So the key of a capture
 is a digest of those, of the modules that the script imports from its own directory, and of the code of the virtual
-GPU; a change to the cost model leaves the stored captures valid. Files that a script reads and variables of its
-environment are not part of the key.
+GPU; a change to the cost model leaves the stored captures valid. The launcher's variables are part of the key; files
+that a script reads and the other variables of its environment are not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sandtable import native
 from sandtable.errors import TraceError
+from sandtable.launch import is_notebook, read_notebook
 from sandtable.trace import Trace
 from sandtable.trace.storage import VERSION
 from sandtable.vgpu import Job
@@ -71,9 +72,12 @@ class CaptureStore:
             job.world_size,
             job.nproc_per_node,
             job.num_steps,
+            job.step_marker,
             job.max_operators,
             job.ranks,
             job.limits,
+            *sorted(job.environment(0, master_port=0).items()),
+            *job.leading_args(0, master_port=0),
             devices,
             VERSION,
             _virtual_gpu_digest(),
@@ -155,16 +159,23 @@ def _sources(script: Path, import_roots: tuple[Path, ...]) -> Iterable[Path]:
 
 def _code(file: Path) -> str:
     """Return the syntax tree without docstrings, so that words and layout may change."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = ast.parse(_text(file))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return ast.dump(tree)
 
 
+def _text(file: Path) -> str:
+    """Return the Python in the file; a notebook's is in its cells."""
+    if is_notebook(str(file)):
+        return "\n".join(cell.source for cell in read_notebook(str(file)).cells)
+    return file.read_text(encoding="utf-8")
+
+
 def _imports(file: Path) -> Iterable[tuple[str, int]]:
     """Yield the modules that the file names in imports, with the number of dots before relative ones."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(_text(file))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -154,12 +154,12 @@ class _Nodes:
 
 
 def _own_step(view: RankView, timeline: Timeline, spans: SpanColumns) -> slice:
-    """Return the records of the rank's last step; of an only step, those inside the window, without the set-up."""
-    steps = view.step_slices()
-    if len(steps) > 1:
-        return steps[-1]
+    """Return the records of the rank's step; of an only step, those inside the window, without the set-up."""
+    rows = view.step_slice(timeline.step_number)
+    if timeline.step_number > 1:
+        return rows
     inside = spans.record[spans.start_ns >= timeline.step_start_ns]
-    return slice(int(inside.min(initial=len(view.records))), steps[-1].stop if steps else len(view.records))
+    return slice(int(inside.min(initial=len(view.records))), rows.stop)
 
 
 def _attribute(name: str, value: bytes) -> bytes:

@@ -17,6 +17,7 @@ from sandtable.report.summary import (
     Effort,
     LinkOrigin,
     RunCost,
+    StepSpread,
     Summary,
     Throughput,
     Timing,
@@ -57,7 +58,8 @@ def summarise(
         topology = timeline.topology
     else:
         topology = Topology(cluster, ranks_per_node=trace.ranks_per_node, num_ranks=trace.world_size)
-    work = count_work(trace)
+    step = None if timeline is None else timeline.step_number
+    work = count_work(trace, step=step)
     timing = None if timeline is None else _timing(timeline, work, inputs)
     return Summary(
         command=trace.command,
@@ -68,7 +70,7 @@ def summarise(
         timing=timing,
         memory=_memory(trace),
         effort=_effort(trace, effort, timing),
-        capture=summarise_trace(trace),
+        capture=summarise_trace(trace, step=step),
         inputs=inputs,
         what_if=changes or WhatIf(),
         findings=tuple(findings),
@@ -80,6 +82,7 @@ def _timing(timeline: Timeline, work: Work, inputs: UserInputs) -> Timing:
     seconds = timeline.step_ns / NS_PER_S
     return Timing(
         step_seconds=seconds,
+        steps=_spread(timeline),
         breakdown=break_down(timeline),
         efficiency=measure_efficiency(work, timeline.topology, step_seconds=seconds),
         throughput=_throughput(inputs, seconds, timeline.trace.world_size),
@@ -87,6 +90,19 @@ def _timing(timeline: Timeline, work: Work, inputs: UserInputs) -> Timing:
         transactions=size_transactions(timeline),
         cost=_cost(timeline, seconds, inputs.usd_per_gpu_hour),
         basis=dict(timeline.basis),
+    )
+
+
+def _spread(timeline: Timeline) -> StepSpread:
+    steps = timeline.steps
+    durations = steps.durations_ns
+    return StepSpread(
+        described=timeline.step_number,
+        num_timed=len(durations),
+        median_seconds=steps.median_ns / NS_PER_S,
+        fastest_seconds=int(durations.min()) / NS_PER_S,
+        slowest_seconds=int(durations.max()) / NS_PER_S,
+        slowest=steps.first_number + int(durations.argmax()),
     )
 
 

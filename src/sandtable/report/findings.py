@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sandtable.findings import Evidence, Finding, Severity, name_ranks
+from sandtable.findings import Evidence, Finding, Severity, name_ranks, place_text
 from sandtable.report.source_lines import shorten_path
 from sandtable.trace import ClassSummary, RankProgress
 from sandtable.units import format_count
@@ -71,12 +71,12 @@ def print_progress(progress: Sequence[RankProgress], classes: Sequence[ClassSumm
 def _evidence(evidence: Evidence) -> Text:
     text = Text(f"{name_ranks(evidence.ranks)} {evidence.text}")
     if evidence.file:
-        text.append(f"  {shorten_path(evidence.file)}:{evidence.line}", style="cyan")
+        text.append(f"  {place_text(shorten_path(evidence.file), evidence.line)}", style="cyan")
     return text
 
 
 def _cells(row: RankProgress, rank_class: ClassSummary | None) -> tuple[Text, ...]:
-    place = f"{shorten_path(row.file)}:{row.line}" if row.file else ""
+    place = place_text(shorten_path(row.file), row.line) if row.file else ""
     call = Text(row.last_call or "none")
     if place:
         call.append(f"  {place}", style="cyan")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sandtable.report.findings import print_findings, print_progress
-from sandtable.report.summary import ClassMemory, RunCost, Summary, Timing
+from sandtable.report.summary import ClassMemory, RunCost, StepSpread, Summary, Timing
 from sandtable.report.terminal import print_notes
 from sandtable.report.times import PARTS, Parts, RankTimes
 from sandtable.trace import NoteSummary
@@ -75,7 +75,8 @@ def print_failure(run: Summary, console: Console, *, files: Mapping[str, Path] |
 
 def _other_notes(run: Summary) -> list[NoteSummary]:
     """Return the notes that no finding and no row of progress repeats."""
-    known = {finding.rule for finding in run.findings} | ({"fewer-steps"} if run.timing is None else set())
+    known = {finding.rule for finding in run.findings} | {"skipped-updates"}
+    known |= {"fewer-steps"} if run.timing is None else set()
     return [note for note in run.capture.notes if note.kind.replace(" ", "-") not in known]
 
 
@@ -97,7 +98,7 @@ def _print_job(run: Summary, console: Console) -> None:
 
 
 def _print_headline(run: Timing, console: Console) -> None:
-    words = [f"[bold]{format_seconds(run.step_seconds)}[/bold] per step"]
+    words = [f"[bold]{format_seconds(run.step_seconds)}[/bold] per step{_spread(run.steps)}"]
     efficiency = run.efficiency
     if efficiency.mfu is not None:
         again = f", HFU {efficiency.hfu:.1%}" if efficiency.hardware_flops != efficiency.model_flops else ""
@@ -108,6 +109,16 @@ def _print_headline(run: Timing, console: Console) -> None:
     if run.throughput and run.throughput.samples_per_s is not None:
         words.append(f"{run.throughput.samples_per_s:,.1f} samples/s")
     console.print("\n" + "   ".join(words), highlight=False)
+
+
+def _spread(steps: StepSpread) -> str:
+    """Return how the steps differ, where they do."""
+    if steps.is_uniform:
+        return ""
+    return (
+        f" (median of {steps.num_timed}: {format_seconds(steps.fastest_seconds)} to "
+        f"{format_seconds(steps.slowest_seconds)}; step {steps.described} is described)"
+    )
 
 
 def _print_bar(name: str, times: RankTimes, console: Console) -> None:
@@ -161,10 +172,7 @@ def _facts(run: Summary, timing: Timing) -> Table:
     for index, row in enumerate(fullest[:_MAX_CLASSES]):
         table.add_row("" if index else "memory", _memory_line(row))
     if run.capture.num_steps < _STEADY_STEPS:
-        captured = "one" if run.capture.num_steps else "no optimizer"
-        table.add_row(
-            "", f"[dim]{captured} step was captured; with --steps 2, optimizer states exist from its start[/dim]"
-        )
+        table.add_row("", "[dim]one step was captured; with --steps 2, optimizer states exist from its start[/dim]")
     if len(fullest) > _MAX_CLASSES:
         table.add_row("", f"[dim]{len(fullest) - _MAX_CLASSES} more in summary.json[/dim]")
     busiest = max(timing.tiers, key=lambda tier: tier.max_utilisation, default=None)

@@ -150,10 +150,9 @@ def _curve(timeline: Timeline, rank: int) -> dict[str, object]:
     """Return the memory of a rank over the step: categories as rows, moments as columns."""
     view = timeline.trace.rank(rank)
     rows, moments = timeline.record_times(rank)
-    steps = view.step_slices()
     before = min(int(np.searchsorted(moments, timeline.step_start_ns)), len(rows) - 1)
     begin = int(rows[before]) if len(rows) else 0
-    end = steps[-1].stop if steps else len(view.records)
+    end = view.step_slice(timeline.step_number).stop
     curve = memory_curve(view, classify_blocks(view), rows=slice(begin, end), max_points=MAX_POINTS)
     time = np.interp(curve.row, rows, moments) - timeline.step_start_ns if len(rows) else curve.row * 0.0
     held = curve.bytes_by_category

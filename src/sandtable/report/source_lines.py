@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sandtable.launch import cell_lines
+
 __all__ = ["Excerpt", "quote_lines", "shorten_path"]
 
 CONTEXT_LINES = 3
@@ -25,7 +27,7 @@ class Excerpt:
 def quote_lines(places: Iterable[tuple[str, int]]) -> dict[str, Excerpt]:
     """Return an excerpt for each `(file, line)` that can be read, keyed by `file:line`.
 
-    Only Python files are read: a trace from elsewhere cannot make a report quote other files.
+    Only Python files and notebooks are read: a trace from elsewhere cannot make a report quote other files.
     """
     read = cache(_read)
     excerpts = {}
@@ -47,6 +49,9 @@ def shorten_path(file: str) -> str:
 
 
 def _read(file: str) -> list[str]:
+    cell = cell_lines(file)
+    if cell is not None:
+        return [line.expandtabs(4) for line in cell]
     path = Path(file)
     try:
         if path.suffix != ".py" or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:

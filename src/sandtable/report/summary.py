@@ -32,6 +32,7 @@ __all__ = [
     "Effort",
     "LinkOrigin",
     "RunCost",
+    "StepSpread",
     "Summary",
     "Throughput",
     "Timing",
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 SCHEMA = "sandtable-summary"
-VERSION = 2
+VERSION = 3
 FILE_NAME = "summary.json"
 
 
@@ -146,10 +147,33 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """How much the captured steps differ, and which of them the figures describe; steps are counted from 1.
+
+    The first step counts only where it is the only one: it also sets up what the others use.
+    """
+
+    described: int
+    """The number of a step that takes as long as the median."""
+    num_timed: int
+    median_seconds: float
+    fastest_seconds: float
+    slowest_seconds: float
+    slowest: int
+    """The number of the slowest step."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the steps differ by less than a hundredth."""
+        return self.slowest_seconds <= 1.01 * self.fastest_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The figures that need a timeline."""
+    """The figures that need a timeline; they are those of one typical step."""
 
     step_seconds: float
+    steps: StepSpread
     breakdown: TimeBreakdown
     efficiency: RunEfficiency
     throughput: Throughput | None
@@ -244,6 +268,7 @@ _JSON_KEYS = (
     "command",
     "world_size",
     "step_seconds",
+    "steps",
     "cluster",
     "breakdown",
     "efficiency",

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from sandtable.findings import place_text
 from sandtable.report.source_lines import shorten_path
 from sandtable.trace import CaptureSummary, ClassSummary, NoteSummary
 from sandtable.units import format_bytes, format_count, format_flops, format_seconds
@@ -107,7 +108,7 @@ def _print_syncs(summary: CaptureSummary, console: Console) -> None:
         return
     console.print("\n[dim]hosts wait for their device at[/dim]")
     for point in summary.sync_points[:_MAX_SYNCS]:
-        place = f"{shorten_path(point.file)}:{point.line} ({point.function})"
+        place = f"{place_text(shorten_path(point.file), point.line)} ({point.function})"
         count = f"{_plural(point.num_syncs, 'time', 'times')} on {_plural(point.num_ranks, 'rank', 'ranks')}"
         console.print(f"  {place}: {point.kind.lower()}, {count}", highlight=False, markup=False)
 
@@ -118,7 +119,7 @@ def print_notes(notes: Sequence[NoteSummary], console: Console, *, max_notes: in
         return
     console.print("\n[dim]notes[/dim]")
     for note in notes[:max_notes]:
-        place = f" ({shorten_path(note.file)}:{note.line})" if note.file else ""
+        place = f" ({place_text(shorten_path(note.file), note.line)})" if note.file else ""
         console.print(f"  {note.kind}: {note.text}{place}", highlight=False, markup=False)
     if len(notes) > max_notes:
         console.print(f"  ... {len(notes) - max_notes} more in the trace", highlight=False)

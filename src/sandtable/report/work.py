@@ -38,12 +38,12 @@ class RunEfficiency:
     model_flops_per_s_per_device: float
 
 
-def count_work(trace: Trace) -> Work:
-    """Add up the last step of every class; all records of a rank that completed no step."""
+def count_work(trace: Trace, *, step: int | None = None) -> Work:
+    """Add up step number `step` of every class, by default the last; all records of a rank that completed no step."""
     work: Counter[tuple[str, bool]] = Counter()
     known: dict[int, tuple[int, str]] = {}
     for rank_class in trace.classes:
-        for key, count in _work_of(trace.rank(rank_class.representative), known).items():
+        for key, count in _work_of(trace.rank(rank_class.representative), step, known).items():
             work[key] += count * rank_class.size
     return Work(
         model_flops=sum(count for (_, is_again), count in work.items() if not is_again),
@@ -73,10 +73,9 @@ def peak_of(device: Device, dtype: str) -> int:
     return int(getattr(device.matmul, name, 0) or getattr(device.vector, name, 0))
 
 
-def _work_of(view: RankView, known: dict[int, tuple[int, str]]) -> Counter[tuple[str, bool]]:
-    """Return the FLOPs of the rank's last step, by number type and whether they are recomputation."""
-    steps, records = view.step_slices(), view.records
-    span = steps[-1] if steps else slice(0, len(records))
+def _work_of(view: RankView, step: int | None, known: dict[int, tuple[int, str]]) -> Counter[tuple[str, bool]]:
+    """Return the FLOPs of one step of the rank, by number type and whether they are recomputation."""
+    records, span = view.records, view.step_slice(step)
     operators = records.kind[span] == Kind.OPERATOR
     refs = records.ref[span][operators].astype(np.int64)
     codes, counts = np.unique(2 * refs + (records.phase[span][operators] == Phase.RECOMPUTE), return_counts=True)

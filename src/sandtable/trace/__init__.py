@@ -7,10 +7,10 @@ them, `trace.rank(r)` shows any rank of the run, and `summarise_trace(trace)` ad
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.flops import flops
 from sandtable.trace.groups import Group, GroupTable
-from sandtable.trace.kinds import P2P_OPS, ROOTED_OPS, TO_THE_END, Kind, Phase, SyncKind
+from sandtable.trace.kinds import NO_STEPS, P2P_OPS, ROOTED_OPS, SKIPPED_UPDATES, TO_THE_END, Kind, Phase, SyncKind
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.progress import RankProgress, progress_of
-from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords, Splits
+from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, Splits
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
     CaptureSummary,
@@ -26,13 +26,16 @@ from sandtable.trace.view import Collective, Operator, RankClass, RankView
 
 __all__ = [
     "FILE_NAME",
+    "NO_STEPS",
     "P2P_OPS",
     "ROOTED_OPS",
+    "SKIPPED_UPDATES",
     "TO_THE_END",
     "Calls",
     "CaptureSummary",
     "ClassSummary",
     "Collective",
+    "FlatBuffer",
     "Group",
     "GroupTable",
     "Kind",

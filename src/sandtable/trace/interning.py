@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def intern_records(ranks: Sequence[RankRecords]) -> tuple[list[RankRecords], SharedTables]:
-    """Renumber the ranks to share one set of tables; groups seen but not entered are dropped."""
+    """Renumber the ranks to share one set of tables; flat buffers are dropped."""
     texts = _Numbering[str]()
     lines = _Numbering[Line]([Line()])
     call_ops, dtypes, reduces = _Numbering[str](), _Numbering[str](), _Numbering[str]([""])
@@ -89,5 +89,5 @@ def _share(
         dtypes=tables.dtypes,
         reduces=tables.reduces,
         splits=tables.splits,
-        seen_groups=(),
+        flat_buffers=(),
     )

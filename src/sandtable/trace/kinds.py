@@ -2,13 +2,19 @@
 
 from enum import IntEnum
 
-__all__ = ["P2P_OPS", "ROOTED_OPS", "TO_THE_END", "Kind", "Phase", "SyncKind"]
+__all__ = ["NO_STEPS", "P2P_OPS", "ROOTED_OPS", "SKIPPED_UPDATES", "TO_THE_END", "Kind", "Phase", "SyncKind"]
 
 P2P_OPS = frozenset({"send", "recv"})
 """Calls between two ranks; their `peer` is relative to the caller."""
 
 ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Collectives with a root; their `peer` is the root's position in the group."""
+
+NO_STEPS = "no steps"
+"""The note of a rank that made no step: what it did instead."""
+
+SKIPPED_UPDATES = "skipped updates"
+"""The note of a rank on which mixed precision left out updates: who did, and how often."""
 
 TO_THE_END = "to the end"
 """The note of a rank that others wait for at any time: its work after its last step counts too."""
@@ -34,7 +40,7 @@ class Kind(IntEnum):
     FREE = 7
     """Block `ref` of `value` bytes is freed."""
     STEP = 8
-    """Optimizer step number `ref` ends."""
+    """Step number `ref` ends."""
     SEGMENT_ALLOC = 9
     """The caching allocator requests `value` bytes from the device (cudaMalloc)."""
     SEGMENT_FREE = 10

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sandtable.findings import place_text
 from sandtable.trace import archive
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.digest import digest_work
@@ -22,6 +23,7 @@ from sandtable.trace.signature import Signature, SignatureTable, TensorSpec, has
 
 __all__ = [
     "Calls",
+    "FlatBuffer",
     "Group",
     "Kind",
     "Line",
@@ -54,7 +56,7 @@ class Line:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else "(unknown line)"
+        return place_text(self.file, self.line) if self.file else "(unknown line)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,18 @@ class MemoryPeaks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlatBuffer:
+    """Parameters laid end to end in one buffer, which the ranks of a group hold equal shards of.
+
+    `parts` are (start, number of elements, flags) of each parameter, in the order of the buffer. Flags are what
+    optimizers may distinguish parameters by, such as "vector".
+    """
+
+    num_elements: int
+    parts: tuple[tuple[int, int, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecords:
     """One captured rank. `RankRecords.build` makes it from plain lists and arrays."""
 
@@ -91,8 +105,8 @@ class RankRecords:
     lines: tuple[Line, ...] = (Line(),)
     groups: tuple[Group, ...] = ()
     """The groups that this rank is a member of, in creation order; 0 is the world."""
-    seen_groups: tuple[Group, ...] = ()
-    """Every group whose creation this rank saw, member or not, in order."""
+    flat_buffers: tuple[FlatBuffer, ...] = ()
+    """The buffers that this rank holds shards of; kept only until the classes are known."""
     notes: tuple[Note, ...] = ()
     memory: MemoryPeaks = MemoryPeaks()
     num_steps: int = 0
@@ -129,7 +143,7 @@ class RankRecords:
             self.records,
             self.calls,
             signatures=self.signatures.hashes,
-            lines=hash_texts(f"{line.file}\0{line.line}\0{line.function}" for line in self.lines),
+            lines=self.line_hashes(),
             tables={
                 "op": hash_texts(self.call_ops),
                 "dtype": hash_texts(self.dtypes),
@@ -139,16 +153,20 @@ class RankRecords:
             },
         )
 
+    def line_hashes(self) -> npt.NDArray[np.uint64]:
+        """Return one hash per script line: equal in two tables where the lines are equal."""
+        return hash_texts(f"{line.file}\0{line.line}\0{line.function}" for line in self.lines)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the intermediate file that a captured rank leaves for the launcher: quick to write, not compressed."""
-        seen, own = GroupTable(self.seen_groups), GroupTable(self.groups)
+        own = GroupTable(self.groups)
         arrays = {f"records/{name}": column for name, column in self.records.columns.items()}
         arrays |= {f"calls/{name}": column for name, column in self.calls.columns.items()}
-        arrays |= {"seen_groups": seen.members, "seen_groups_offsets": seen.offsets}
         arrays |= {"groups": own.members, "groups_offsets": own.offsets}
         facts = {name: getattr(self, name) for name in _FACTS}
-        document = facts | tables_to_json(self) | {"group_names": own.names, "seen_group_names": seen.names}
+        document = facts | tables_to_json(self) | {"group_names": own.names}
         document["signatures"] = self.signatures.texts
+        document["flat_buffers"] = [(buffer.num_elements, buffer.parts) for buffer in self.flat_buffers]
         archive.write(path, arrays, {"header": {"format": FORMAT, "version": VERSION}, "rank": document})
 
     @classmethod
@@ -157,15 +175,17 @@ class RankRecords:
         reader = archive.Reader(path, family=FORMAT, version=VERSION)
         data = reader.document("rank")
         own = GroupTable.of_columns(data["group_names"], reader.array("groups"), reader.array("groups_offsets"))
-        seen = GroupTable.of_columns(
-            data["seen_group_names"], reader.array("seen_groups"), reader.array("seen_groups_offsets")
-        )
         return cls(
             records=Records(**{name: reader.array(f"records/{name}") for name in Records.dtypes()}),
             calls=Calls(**{name: reader.array(f"calls/{name}") for name in Calls.dtypes()}),
             signatures=SignatureTable(data["signatures"]),
             groups=tuple(own),
-            seen_groups=tuple(seen),
+            flat_buffers=tuple(
+                FlatBuffer(
+                    num_elements=size, parts=tuple((start, count, tuple(flags)) for start, count, flags in parts)
+                )
+                for size, parts in data["flat_buffers"]
+            ),
             **tables_from_json(data),
             **{name: data[name] for name in _FACTS},
         )

@@ -14,7 +14,7 @@ from sandtable.trace.flops import flops
 from sandtable.trace.kinds import Kind, SyncKind
 from sandtable.trace.records import MemoryPeaks
 from sandtable.trace.trace import Trace
-from sandtable.trace.view import RankClass, RankView
+from sandtable.trace.view import RankView
 
 __all__ = ["CaptureSummary", "ClassSummary", "NoteSummary", "SyncPoint", "Traffic", "format_ranks", "summarise_trace"]
 
@@ -108,10 +108,10 @@ class CaptureSummary:
         return plain
 
 
-def summarise_trace(trace: Trace) -> CaptureSummary:
-    """Read every class once and add up."""
+def summarise_trace(trace: Trace, *, step: int | None = None) -> CaptureSummary:
+    """Read every class once and add up; figures of one step are those of number `step`, by default of the last."""
     costs = _Costs(trace)
-    classes = tuple(_summarise_class(trace, rank_class, costs) for rank_class in trace.classes)
+    classes = tuple(_summarise_class(trace.rank(row.representative), costs, step=step) for row in trace.classes)
     return CaptureSummary(
         cluster=trace.cluster,
         world_size=trace.world_size,
@@ -167,21 +167,19 @@ class _Costs:
         return self._known[ref]
 
 
-def _summarise_class(trace: Trace, rank_class: RankClass, costs: _Costs) -> ClassSummary:
-    view = trace.rank(rank_class.representative)
-    steps = view.step_slices()
-    step = steps[-1] if steps else slice(0, len(view.records))
+def _summarise_class(view: RankView, costs: _Costs, *, step: int | None) -> ClassSummary:
+    rank_class, rows = view.rank_class, view.step_slice(step)
     operators = view.records.kind == Kind.OPERATOR
     return ClassSummary(
         representative=rank_class.representative,
         num_ranks=rank_class.size,
         ranks=format_ranks(rank_class.ranks),
         num_operators=int(operators.sum()),
-        operators_per_step=int(operators[step].sum()),
-        flops_per_step=costs.total(view, step),
+        operators_per_step=int(operators[rows].sum()),
+        flops_per_step=costs.total(view, rows),
         num_steps=rank_class.records.num_steps,
         stop_reason=rank_class.records.stop_reason,
-        traffic=_traffic(view, step),
+        traffic=_traffic(view, rows),
         memory=rank_class.records.memory,
     )
 

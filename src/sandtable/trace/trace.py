@@ -109,6 +109,11 @@ class Trace:
         return self.run.ranks_per_node or self.run.gpus_per_node
 
     @property
+    def num_nodes(self) -> int:
+        """The nodes that the ranks ran on."""
+        return -(-self.run.world_size // self.ranks_per_node)
+
+    @property
     def command(self) -> tuple[str, ...]:
         return self.run.command
 

@@ -156,10 +156,15 @@ class RankView:
         return index, np.cumsum(change)
 
     def step_slices(self) -> tuple[slice, ...]:
-        """Return the records of each complete optimizer step with its end. Step 0 includes what came before it."""
+        """Return the records of each complete step with its end. The first includes what came before it."""
         ends = np.flatnonzero(self.records.kind == Kind.STEP) + 1
         starts = [0, *ends.tolist()]
         return tuple(slice(start, end) for start, end in zip(starts, ends.tolist(), strict=False))
+
+    def step_slice(self, number: int | None = None) -> slice:
+        """Return the records of one step, counted from 1; by default of the last. Without a step, all records."""
+        slices = self.step_slices()
+        return slices[-1 if number is None else min(number, len(slices)) - 1] if slices else slice(0, len(self.records))
 
     @property
     def _captured(self) -> RankRecords:

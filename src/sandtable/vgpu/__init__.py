@@ -6,6 +6,7 @@ from typing import Any
 from sandtable.vgpu.build import core_path
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.launcher import CaptureResult, Launcher, launch, open_launcher, use_launcher
+from sandtable.vgpu.self_testing import SelfTest, self_test
 from sandtable.vgpu.settings import Job
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "Job",
     "Launcher",
     "Limits",
+    "SelfTest",
     "core_path",
     "launch",
     "open_launcher",
     "register_shape",
+    "self_test",
     "use_launcher",
 ]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from sandtable.units import MIB
+from sandtable.vgpu.compatibility import apply_function
 
 __all__ = ["adapt"]
 
@@ -26,6 +28,7 @@ def adapt(core: ModuleType) -> None:
     torch.compile = _eager_compile(core)
     _leave_large_host_weights(core)
     _follow_functions(core)
+    _iterate_to_the_end(core)
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]
     torch.UntypedStorage._write_file = _write_values(torch.UntypedStorage._write_file)  # type: ignore[method-assign]
@@ -74,7 +77,7 @@ def _follow_functions(core: ModuleType) -> None:
     """
     from torch.autograd import Function
 
-    original = Function.__dict__["apply"].__func__
+    original = apply_function(Function)
 
     @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +89,26 @@ def _follow_functions(core: ModuleType) -> None:
             core.end_function()
 
     Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def _iterate_to_the_end(core: ModuleType) -> None:
+    """Have LBFGS use all its iterations: whether it converges earlier depends on values that are not there."""
+    from torch.optim import LBFGS
+
+    original: Callable[..., Any] = LBFGS.step
+
+    @functools.wraps(original)
+    def step(self: Any, closure: Any) -> Any:
+        core.note("LBFGS", "each step was taken to use all of its iterations (max_iter)")
+        group = self.param_groups[0]
+        tolerances = {name: group[name] for name in ("tolerance_grad", "tolerance_change")}
+        group.update(dict.fromkeys(tolerances, -math.inf))
+        try:
+            return original(self, closure)
+        finally:
+            group.update(tolerances)
+
+    LBFGS.step = step  # type: ignore[method-assign]
 
 
 def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: Any) -> Any:

@@ -7,30 +7,37 @@ then read twice instead of ten times.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sandtable.errors import BuildError
-from sandtable.native import cache_directory, cached_library, compiler, forget_library, require_success
-from sandtable.vgpu.preload import torch_directory
+from sandtable.native import (
+    cache_directory,
+    cached_library,
+    compile_shared,
+    compiler,
+    forget_library,
+    python_headers,
+    require_success,
+)
+from sandtable.vgpu.compatibility import KNOWN_RELEASES, installed_torch, known_releases, release_of, torch_directory
+from sandtable.vgpu.preload import DRIVER_LIBRARIES
 
 __all__ = ["core_path"]
 
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
-    "device": ("recorder", "allocator", "device", "values", "shapes", "operators", "kernels", "sparse"),
-    "python": ("phase", "profiler", "nccl", "module"),
+    "device": ("recorder", "allocator", "device", "values", "shapes", "operators", "kernels", "sparse", "registration"),
+    "python": ("phase", "updates", "returns", "profiler", "nccl", "module"),
 }
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
 _LIBRARY = "sandtable_core.so"
-_SUPPORTED_TORCH = "2.13"
 
 
 def core_path(show: Callable[[str], None] | None = None, *, is_unloadable: bool = False) -> Path:
@@ -38,27 +45,24 @@ def core_path(show: Callable[[str], None] | None = None, *, is_unloadable: bool 
 
     With `is_unloadable` an intact cached core is built again, because it did not load.
     """
-    version = _torch_version()
+    version = installed_torch()
+    if release_of(version) < KNOWN_RELEASES[0]:
+        oldest = ".".join(map(str, KNOWN_RELEASES[0]))
+        raise BuildError(f"torch must be {oldest} or newer, but {version} is installed; pip install --upgrade torch")
     target = cache_directory() / f"torch-{version}-{_fingerprint(version)}" / _LIBRARY
+    libraries = [target, *(target.with_name(name) for name in DRIVER_LIBRARIES)]
     if is_unloadable:
-        forget_library(target)
-    return cached_library(target, lambda path: _build(path, show or _show, version))
-
-
-def _torch_version() -> str:
-    directory = Path(torch_directory())
-    version = importlib.metadata.version("torch")
-    if not version.startswith(f"{_SUPPORTED_TORCH}."):
-        raise BuildError(
-            f"torch must be {_SUPPORTED_TORCH}.x, but {version} is installed; "
-            "pip install -c constraints.txt torch (constraints.txt is in the repository)"
-        )
-    if (directory / "lib" / "libtorch_cuda.so").exists():
-        raise BuildError(
-            f"a rehearsal needs the CPU build of torch, but {version} is a CUDA build, whose kernels stand where the "
-            f"virtual GPU's go; make a virtual environment with torch=={version.split('+')[0]}+cpu for sandtable"
-        )
-    return version
+        for library in libraries:
+            forget_library(library)
+    for library in libraries[1:]:
+        cached_library(library, partial(_build_driver, name=library.name))
+    try:
+        return cached_library(target, lambda path: _build(path, show or _show, version))
+    except BuildError as error:
+        if release_of(version) in KNOWN_RELEASES:
+            raise
+        remedy = f"install a release that is known to work ({known_releases()})"
+        raise BuildError(f"torch {version} is not among the known releases; {remedy}. {error}") from error
 
 
 def _fingerprint(torch_version: str) -> str:
@@ -96,21 +100,20 @@ def _build(target: Path, show: Callable[[str], None], version: str) -> None:
     show(f"built the virtual GPU for torch {version} in {time.monotonic() - start:.0f} s\n")
 
 
+def _build_driver(target: Path, *, name: str) -> None:
+    compile_shared(target, [_SOURCES / "driver.cpp"], flags=("-O2", "-w", f"-Wl,-soname,{name}"))
+
+
 def _includes() -> list[str]:
-    python = sysconfig.get_path("include")
-    if not os.path.exists(os.path.join(python, "Python.h")):
-        raise BuildError(
-            f"Python's headers must be installed, but {python} has no Python.h; "
-            "apt-get install python3-dev (or your system's equivalent)"
-        )
     torch = os.path.join(torch_directory(), "include")
     api = os.path.join(torch, "torch", "csrc", "api", "include")
-    return [f"-I{_SOURCES}", f"-I{torch}", f"-I{api}", f"-I{python}"]
+    return [f"-I{_SOURCES}", f"-I{torch}", f"-I{api}", f"-I{python_headers()}"]
 
 
 def _show(text: str) -> None:
-    end = "" if sys.stderr.isatty() and not text.endswith("\n") else "\n"
-    if end and not text.endswith("\n"):
-        return  # not a terminal: only the last line
-    sys.stderr.write("\r" + text if sys.stderr.isatty() else text)
+    """Write progress to standard error: one line that changes on a terminal, else only the last line."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r" + text)
+    elif text.endswith("\n"):
+        sys.stderr.write(text)
     sys.stderr.flush()

@@ -9,21 +9,29 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sandtable.trace import Line, MemoryPeaks, Note, RankRecords
+from sandtable.trace import NO_STEPS, SKIPPED_UPDATES, Kind, Line, MemoryPeaks, Note, RankRecords
 from sandtable.units import MIB
 from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
+from sandtable.vgpu.checkpoints import adapt_checkpoints
+from sandtable.vgpu.child_processes import ChildProcesses
 from sandtable.vgpu.cuda_api import device as cuda_device
+from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes
+from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.ordering import in_order
 from sandtable.vgpu.process_groups import GroupAnnouncer
+from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.settings import RankSettings
+from sandtable.vgpu.skipped_updates import SkippedUpdates
 from sandtable.vgpu.socket_messages import MessageRecorder
+from sandtable.vgpu.step_rows import keep_steps
 from sandtable.vgpu.steps import StepCounter
 from sandtable.vgpu.stop import StopCapture
+from sandtable.vgpu.torch_processes import follow_processes
 
 __all__ = ["CONTEXT_BYTES", "Capture"]
 
@@ -61,40 +69,83 @@ _CALL_TYPES = {
 class Capture:
     """A running capture in this process."""
 
-    def __init__(self, settings: RankSettings, core: ModuleType, groups: GroupAnnouncer, steps: StepCounter) -> None:
+    def __init__(
+        self,
+        settings: RankSettings,
+        core: ModuleType,
+        channel: RankChannel,
+        groups: GroupAnnouncer,
+        steps: StepCounter,
+        skipped: SkippedUpdates,
+        flat_buffers: FlatBufferReader,
+    ) -> None:
         self._settings = settings
         self._core = core
+        self._channel = channel
         self._groups = groups
         self._steps = steps
+        self._skipped = skipped
+        self._flat_buffers = flat_buffers
         self._base_seconds = _core_seconds()
 
     @classmethod
     def start(cls, settings: RankSettings, channel: RankChannel) -> Capture:
         """Make this process a rank: set up the node's cards, the groups' channel, and the hooks that count steps."""
         core = preload.loaded_core()
-        device = settings.device
-        core.configure(settings.gpus_per_node, device.memory_bytes, CONTEXT_BYTES, device.major)
+        _set_up_cards(core, settings)
         core.set_library_prefixes(library_prefixes())
-        cuda_device.describe(device, count=settings.gpus_per_node)
-        _forget_fork_server()
+        _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
-        steps = StepCounter(core, wanted=settings.num_steps)
+        flat_buffers = FlatBufferReader()
+
+        def end_step(number: int) -> None:
+            flat_buffers.read()
+            channel.report(StepEnded(number))
+
+        steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         steps.install()
+        skipped = SkippedUpdates(steps)
+        skipped.install()
         adapt(core)
+        adapt_checkpoints(core)
+        follow_extensions(core)
         follow_futures(core)
 
-        def ask(*request: Any) -> Any:
-            steps.go_on()
-            return channel.ask_store(*request)
-
-        offer_store(ask)
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, groups, steps)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers)
+
+    def attend(self, processes: ChildProcesses) -> None:
+        """Follow what the script's processes do with torch, and offer ranks the job's store."""
+
+        def ask(*request: Any) -> Any:
+            self._steps.go_on()
+            return self._channel.ask_store(*request)
+
+        follow_processes(processes, self._groups)
+        offer_store(ask, is_rank=lambda: processes.is_rank)
+
+    def copy_process(self) -> int:
+        """Fork a copy of this process in which CUDA stays what it was; return its process, or 0 in the copy."""
+        return cuda_device.fork_unnoticed()
+
+    def forget_cuda(self) -> None:
+        """Forget that the process this one was forked from has initialised CUDA, if it has."""
+        _forget_cuda()
+
+    def become(self, settings: RankSettings) -> None:
+        """Record for this rank from now on, in a process that has made no process group yet."""
+        import torch
+
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            _set_up_cards(self._core, settings)
+        self._settings = settings
+        self._groups.become(rank=settings.rank, world_size=settings.world_size)
+        self._base_seconds = _core_seconds()
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
@@ -102,6 +153,9 @@ class Capture:
         core.set_recording(False)
         calls = core.calls()
         records, call_columns = in_order(_columns(core.records(), _RECORD_TYPES), _columns(calls, _CALL_TYPES))
+        records = keep_steps(records, self._steps.decide())
+        num_steps = int((records["kind"] == Kind.STEP).sum())
+        self._note_missing(num_steps)
         allocated, reserved, num_ooms = core.memory_peaks(self._settings.local_rank % core.device_count())
         return RankRecords.build(
             rank=self._settings.rank,
@@ -114,7 +168,7 @@ class Capture:
             splits=tuple((tuple(given), tuple(got)) for given, got in calls["split_lists"]),
             lines=tuple(Line(*line) for line in core.lines()),
             groups=tuple(self._groups.own),
-            seen_groups=tuple(self._groups.seen),
+            flat_buffers=self._flat_buffers.buffers,
             notes=tuple(Note(*note) for note in core.notes()),
             memory=MemoryPeaks(
                 allocated_bytes=allocated,
@@ -122,12 +176,28 @@ class Capture:
                 capacity_bytes=self._settings.device.memory_bytes,
                 num_ooms=num_ooms,
             ),
-            num_steps=self._steps.num_steps,
+            num_steps=num_steps,
             finished=stop_reason != "max-operators",
             stop_reason=stop_reason,
             core_seconds=_core_seconds() - self._base_seconds,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
+
+    def _note_missing(self, num_steps: int) -> None:
+        """Note what happened in place of the steps that are missing."""
+        if num_steps >= self._settings.num_steps:
+            return
+        skipped = self._skipped.describe()
+        if skipped:
+            self._core.note(SKIPPED_UPDATES, skipped)
+        if num_steps == 0:
+            self._core.note(NO_STEPS, self._steps.describe_none())
+
+
+def _set_up_cards(core: ModuleType, settings: RankSettings) -> None:
+    device = settings.device
+    core.configure(settings.num_gpus, device.memory_bytes, CONTEXT_BYTES, device.major)
+    cuda_device.describe(device, count=settings.num_gpus)
 
 
 def _columns(raw: dict[str, Any], types: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:
@@ -141,8 +211,8 @@ def _stopper(reason: str) -> Callable[[], NoReturn]:
     return stop
 
 
-def _forget_fork_server() -> None:
-    """Reset what the fork server knew about CUDA."""
+def _forget_cuda() -> None:
+    """Reset what the process that this one was forked from knew about CUDA."""
     import torch
 
     torch.cuda._initialized = False

@@ -8,16 +8,20 @@ like it are *splitting*; through all other groups the work is expected to be the
 one *component*, and a component is one class until its samples differ (`splits.py`). With tp 8, pp 16, dp 24: 16
 primaries, 16 components of 192 ranks, 6 samples when nothing differs. Of more components than
 `Limits.max_confirmations`, only that many are sampled unless they differ.
+
+Ranks that hold shards of flat buffers differ in where these are cut. What follows from that is left out before ranks
+are compared (`sharded_ranks.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sandtable.vgpu.group_registry import GroupFamily, GroupRegistry
+from sandtable.vgpu.sharded_ranks import MAX_SAMPLES, ShardedRanks, ShardReader, study
 from sandtable.vgpu.splits import Division, Leaf, RankProperties, learn, untried
 
 __all__ = ["CapturePlan", "Limits", "by_digest", "component_labels", "plan", "stand_ins"]
@@ -38,8 +42,8 @@ class Limits:
     max_samples: int = 16
     """Of one component."""
     max_kinds: int = 3
-    """More different ranks than this in a component (the first, the last, the others) follow no simple rule, as shards
-    that cut parameters at different places do: all of them are captured, if they are at most `max_irregular`."""
+    """More different ranks than this in a component (the first, the last, the others) follow no simple rule: all of
+    them are captured, if they are at most `max_irregular`."""
     max_irregular: int = 64
     max_confirmations: int = 6
     """Once this many components were sampled, and none but the ends of a pipeline differed within itself, the others
@@ -56,6 +60,8 @@ class CapturePlan:
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     unsure: tuple[tuple[int, int], ...] = ()
     """Components whose samples still differ when no more may be taken: the first rank, and the number of ranks."""
+    sharded: tuple[ShardedRanks, ...] = ()
+    """Ranks that differ only in where flat buffers are cut."""
 
     @property
     def is_final(self) -> bool:
@@ -95,7 +101,7 @@ def stand_ins(registry: GroupRegistry, primaries: Collection[int]) -> Ints:
         likeness = np.zeros((len(uncaptured), len(ordered)), dtype=np.int64)
         for family in registry.families():
             if family.size < registry.world_size and _is_splitting(family, primaries, registry.world_size):
-                position = _positions(family, registry.world_size)
+                position = family.positions(registry.world_size)
                 likeness += position[uncaptured][:, np.newaxis] == position[ordered][np.newaxis, :]
         chosen[uncaptured] = ordered[likeness.argmax(axis=1)]
     return chosen
@@ -109,11 +115,12 @@ def plan(
     stale: AbstractSet[int],
     gpus_per_node: int,
     limits: Limits,
+    shards: ShardReader | None = None,
 ) -> CapturePlan:
     """Choose what to capture next.
 
     Every captured rank has ended with the digest given. Those in `stale` got answers about other ranks that would be
-    different now; they run again wherever that may matter.
+    different now; they run again wherever that may matter. `shards` reads the records of ranks that have flat buffers.
     """
     components = _components_of(component_labels(registry, primaries), digests)
     uncaptured = [component for component in components if not component.captured]
@@ -122,33 +129,93 @@ def plan(
         return CapturePlan(primaries=tuple(int(component.ranks[0]) for component in uncaptured[:room]))
     if uncaptured:
         components = [component for component in components if component.captured] + [_rest(uncaptured, digests)]
+    sharded = _study(components, digests, registry, shards, limits.max_kinds) if shards else []
+    samples = sorted({rank for _, ranks in sharded for rank in ranks.next_ranks})
+    if samples:
+        return CapturePlan(samples=tuple(samples))
+    digests = {**digests, **{rank: digest for _, ranks in sharded for rank, digest in ranks.digests.items()}}
     again = sorted({rank for component in components for rank in component.doubtful(digests, stale)})
     if again:
         return CapturePlan(again=tuple(again))
+    if sharded:
+        limits = replace(limits, max_samples=limits.max_samples + MAX_SAMPLES)
     rank_facts = _RankFacts.of(registry, gpus_per_node, limits)
     divisions = [rank_facts.divide(component, digests) for component in components]
-    asking = _to_confirm(components, divisions, digests, limits.max_confirmations)
+    adopting = {k for k, ranks in sharded if ranks.adopted_types is not None}
+    asking = _to_confirm(components, divisions, digests, adopting, limits.max_confirmations)
     samples = sorted({rank for division in asking for rank in division.next_ranks})
-    leaves = [leaf for division in divisions for leaf in division.leaves]
+    unsure = [k for k, component in enumerate(components) if rank_facts.is_unsure(component, digests)]
+    certain = [(k, ranks) for k, ranks in sharded if k not in unsure]
+    samples = samples or _uncaptured_costliest(divisions, certain, digests)
     if samples:
         return CapturePlan(samples=tuple(samples))
-    unsure = [
-        (int(component.ranks[0]), len(component.ranks))
-        for component in components
-        if rank_facts.is_unsure(component, digests)
-    ]
-    return CapturePlan(classes=_classes(leaves, digests), unsure=tuple(unsure))
+    leaves = [leaf for division in divisions for leaf in division.leaves]
+    return CapturePlan(
+        classes=_represented(_classes(leaves, digests), [ranks for _, ranks in sharded]),
+        unsure=tuple((int(components[k].ranks[0]), len(components[k].ranks)) for k in unsure),
+        sharded=tuple(ranks for _, ranks in certain if ranks.types and ranks.num_kinds <= limits.max_kinds),
+    )
+
+
+def _study(
+    components: Sequence["_Component"],
+    digests: Mapping[int, str],
+    registry: GroupRegistry,
+    shards: ShardReader,
+    max_kinds: int,
+) -> list[tuple[int, ShardedRanks]]:
+    """Return the ranks that differ in where flat buffers are cut, with the number of their component."""
+    sharded: dict[int, ShardedRanks] = {}
+    for number, component in enumerate(components):
+        work = {rank: shards.work(rank, digests[rank]) for rank in component.captured}
+        ranks = ShardedRanks.of(component.ranks, work, registry)
+        if ranks is not None:
+            sharded[number] = ranks
+    families = sorted(registry.families(), key=lambda family: family.size)
+    firsts = {side.tobytes(): side for side in (family.positions(registry.world_size) == 0 for family in families)}
+    return study(sharded, list(firsts.values()), max_kinds=max_kinds)
+
+
+def _uncaptured_costliest(
+    divisions: Sequence[Division], sharded: Iterable[tuple[int, ShardedRanks]], digests: Mapping[int, str]
+) -> list[int]:
+    """Return the rank of each sharded leaf that costs most, where it was not captured."""
+    costliest: set[int] = set()
+    for number, ranks in sharded:
+        for leaf in divisions[number].leaves:
+            held = np.intersect1d(leaf.ranks, ranks.pieces.ranks)
+            costliest |= {ranks.costliest(held)} if len(held) else set()
+    return sorted(costliest.difference(digests))
+
+
+def _represented(classes: Mapping[int, tuple[int, ...]], sharded: Iterable[ShardedRanks]) -> dict[int, tuple[int, ...]]:
+    """Have the costliest captured rank represent each class of sharded ranks: the others wait for it."""
+    cost = {rank: ranks.costs(np.array([rank]))[0] for ranks in sharded for rank in ranks.work}
+    represented: dict[int, tuple[int, ...]] = {}
+    for first, members in classes.items():
+        captured = sorted(cost.keys() & set(members)) if first in cost else [first]
+        represented[max(captured, key=lambda rank: cost.get(rank, 0.0))] = members
+    return represented
 
 
 def _to_confirm(
-    components: Sequence["_Component"], divisions: Sequence[Division], digests: Mapping[int, str], enough: int
+    components: Sequence["_Component"],
+    divisions: Sequence[Division],
+    digests: Mapping[int, str],
+    adopting: AbstractSet[int],
+    enough: int,
 ) -> list[Division]:
-    """Return the divisions to sample for: all, but of many components that are alike only some, spread out."""
+    """Return the divisions to sample for: all, but of many components that are alike only some, spread out.
+
+    A component in `adopting` is as unconfirmed as one with a single captured rank.
+    """
     num_odd = sum(len({digests[rank] for rank in component.captured}) > 1 for component in components)
     if num_odd > _ENDS or len(components) <= enough:
         return list(divisions)
     unconfirmed = [
-        k for k, component in enumerate(components) if len(component.captured) == 1 and divisions[k].next_ranks
+        k
+        for k, component in enumerate(components)
+        if (len(component.captured) == 1 or k in adopting) and divisions[k].next_ranks
     ]
     room = max(enough - (len(components) - len(unconfirmed)), 0)
     chosen = set(np.linspace(0, len(unconfirmed) - 1, room).astype(int).tolist()) if room else set()
@@ -186,13 +253,6 @@ def _is_splitting(family: GroupFamily, primaries: Collection[int], world_size: i
     is_primary = np.zeros(world_size, dtype=np.int64)
     is_primary[list(primaries)] = 1
     return bool((is_primary[family.members].sum(axis=1) > 1).any())
-
-
-def _positions(family: GroupFamily, world_size: int) -> Ints:
-    """Return the position of every rank in its group of the family; -1 for ranks in none."""
-    position = np.full(world_size, -1, dtype=np.int64)
-    position[family.members] = np.arange(family.size)
-    return position
 
 
 def _components_of(labels: Ints, digests: Mapping[int, str]) -> list[_Component]:
@@ -237,7 +297,7 @@ class _RankFacts:
         return cls(
             world_size=registry.world_size,
             gpus_per_node=gpus_per_node,
-            columns=[(_positions(family, registry.world_size), family.size) for family in families],
+            columns=[(family.positions(registry.world_size), family.size) for family in families],
             kinds=_group_sizes(registry),
             limits=limits,
         )

@@ -1,5 +1,6 @@
 """Failures: an exception of the script, described on the rank and made a finding by the launcher."""
 
+import functools
 import os
 import runpy
 import signal
@@ -8,17 +9,28 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from sandtable.errors import ScriptError
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.vgpu import preload
+from sandtable.vgpu.compatibility import torch_directory
 from sandtable.vgpu.protocol import RankFailed
+from sandtable.vgpu.stop import ProcessRejected
 
-__all__ = ["died", "exit_code", "failure", "library_prefixes", "script_error"]
+__all__ = [
+    "died",
+    "exit_code",
+    "failure",
+    "is_library",
+    "is_missing_file",
+    "library_prefixes",
+    "script_error",
+    "script_place",
+]
 
 SCRIPT_ERROR = "script-error"
 OUT_OF_MEMORY = "out-of-memory"
+PROCESS_REJECTED = "process-rejected"
 
 _HOLDERS = "Lines of the script that hold the most memory:"
 """Begins the list of lines in the message of the virtual GPU's OutOfMemoryError."""
@@ -31,6 +43,16 @@ _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or shardi
 
 def failure(error: BaseException) -> RankFailed:
     """Describe an exception that ended the script."""
+    if isinstance(error, ProcessRejected):
+        return RankFailed(
+            rule=PROCESS_REJECTED,
+            exit_code=1,
+            traceback="",
+            text=error.message,
+            file=error.file,
+            line=error.line,
+            remedy=error.remedy,
+        )
     file, line = _script_line(error)
     return RankFailed(
         rule=OUT_OF_MEMORY if _is_out_of_memory(error) else SCRIPT_ERROR,
@@ -54,8 +76,28 @@ def exit_code(error: BaseException) -> int:
 def library_prefixes() -> list[str]:
     """Return the directories whose lines are not the user's: torch, the standard library, packages, sandtable."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [preload.torch_directory(), str(Path(__file__).parents[1])]
+    paths += [str(torch_directory()), str(Path(__file__).parents[1])]
     return sorted({os.path.join(path, "") for path in paths})
+
+
+def is_library(file: str) -> bool:
+    """Return whether code of this file is not the user's."""
+    return file.startswith("<") or os.path.abspath(file).startswith(_library_prefixes())
+
+
+def script_place() -> tuple[str, int]:
+    """Return the line of the user's code that is being executed, as file and line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+@functools.cache
+def _library_prefixes() -> tuple[str, ...]:
+    return tuple(library_prefixes())
 
 
 def _last_words(error: BaseException) -> str:
@@ -76,11 +118,10 @@ def _script_line(error: BaseException) -> tuple[str, int]:
     """Find the innermost frame that belongs to the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
-    prefixes = tuple(library_prefixes())
     place = "", 0
     for frame in _frames(error.__traceback__):
         file = frame.tb_frame.f_code.co_filename
-        if not (file.startswith("<") or os.path.abspath(file).startswith(prefixes)):
+        if not is_library(file):
             place = file, frame.tb_lineno
     return place
 
@@ -124,12 +165,20 @@ def died(code: int, last_lines: Sequence[str]) -> RankFailed:
     )
 
 
+def is_missing_file(failed: RankFailed) -> bool:
+    """Return whether the script failed because a file is not there."""
+    return failed.text.startswith("raised FileNotFoundError")
+
+
 def script_error(rank: int, failed: RankFailed) -> ScriptError:
     """Make the error, with its finding, of a failure on `rank`."""
     is_out_of_memory = failed.rule == OUT_OF_MEMORY
     if is_out_of_memory:
         message = f"rank {rank} ran out of GPU memory"
         evidence = tuple(_memory_evidence(rank, failed))
+    elif failed.rule == PROCESS_REJECTED:
+        message = "every process that uses the GPU must be a rank, but the script starts one that cannot be"
+        evidence = (Evidence(ranks=(rank,), text=failed.text, file=failed.file, line=failed.line),)
     else:
         message = f"the script failed on rank {rank} with exit code {failed.exit_code}"
         text = failed.text.partition("\n")[0]
@@ -140,7 +189,7 @@ def script_error(rank: int, failed: RankFailed) -> ScriptError:
         message=message,
         ranks=(rank,),
         evidence=evidence,
-        remedy=_MEMORY_REMEDY if is_out_of_memory else "",
+        remedy=_MEMORY_REMEDY if is_out_of_memory else failed.remedy,
     )
     return ScriptError(finding, failed.traceback, failed.exit_code)
 

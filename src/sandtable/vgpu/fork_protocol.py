@@ -1,6 +1,7 @@
-"""The protocol between the launcher and the fork server: one pickled message per packet of their socket.
+"""The protocol between the launcher and the processes that become ranks: one pickled message per packet of a socket.
 
-Both ends are processes of one user on one machine, and the fork server is the launcher's child.
+The fork server forks ranks on request. A process that the script started itself offers itself (see
+`child_processes.py`). All are processes of one user on one machine, and descendants of the launcher.
 """
 
 import pickle
@@ -11,14 +12,22 @@ from sandtable.vgpu.settings import RankTask
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "MODULES_FILE",
     "SCRIPT_FILE",
     "BeginLaunch",
     "EndLaunch",
+    "ImportsRefused",
+    "ImportsShared",
     "KillRanks",
     "LoadFailed",
+    "RankEnded",
     "RankExited",
     "RankForked",
+    "RankOffered",
     "Ready",
+    "ReleaseProcess",
+    "ScriptRelaunched",
+    "ShareImports",
     "StartRank",
     "StopRanks",
     "UsageReported",
@@ -31,6 +40,9 @@ MAX_MESSAGE_BYTES = 1 << 17
 
 SCRIPT_FILE = "script.pickle"
 """In the directory of a launch: its `ScriptSettings`, which a packet may be too small for."""
+
+MODULES_FILE = "modules.pickle"
+"""In the directory of a launch: the `ImportedModule`s of its template."""
 
 
 # ---- to the fork server ----
@@ -51,6 +63,17 @@ class StartRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareImports:
+    """Make a template with the modules of the launch's `MODULES_FILE`; requests for it come over the socket given.
+
+    It begins as the rank of `task` would. Answered with `ImportsShared` or `ImportsRefused`, over the launcher's own
+    socket, as are all requests.
+    """
+
+    task: RankTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRanks:
     """Signal all ranks to stop and save their records, as torchrun does when one fails."""
 
@@ -63,6 +86,46 @@ class KillRanks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndLaunch:
     """The launch is over and its files are gone. Answered with `UsageReported`."""
+
+
+# ---- between the launcher and a process that the script started ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOffered:
+    """A process that the script started would be a rank. Answered with `StartRank` or `ReleaseProcess`.
+
+    It is the process number `index` of the `launch`-th launch on its node. `num_processes` is how many that launch
+    starts, if it is known when they start. `rank` and `world_size` are what the script itself says, or -1.
+    """
+
+    node: int
+    launch: int
+    index: int
+    num_processes: int
+    rank: int
+    world_size: int
+    process: int
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded:
+    """The rank has ended, but its process has started others, which would end with it: it waits to be released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRelaunched:
+    """The script has started itself again as the other ranks of its node, and gives each these variables."""
+
+    world_size: int
+    rank_variables: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseProcess:
+    """The launch is over, and the process is not needed any more: it ends."""
 
 
 # ---- from the fork server ----
@@ -79,6 +142,20 @@ class LoadFailed:
 
     error: Exception | None
     traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportsShared:
+    """A template has imported the modules, and forks ranks on request."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportsRefused:
+    """There is no template, because ranks cannot share the imports."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

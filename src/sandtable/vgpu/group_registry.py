@@ -20,7 +20,10 @@ import numpy.typing as npt
 
 from sandtable.vgpu.protocol import GroupsMade
 
-__all__ = ["GroupFamily", "GroupRegistry"]
+__all__ = ["UNNAMED_GROUP", "GroupFamily", "GroupRegistry"]
+
+UNNAMED_GROUP = "group"
+"""The name of a group that the script gave none."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,6 +38,12 @@ class GroupFamily:
     @property
     def size(self) -> int:
         return int(self.members.shape[1])
+
+    def positions(self, world_size: int) -> Ints:
+        """Return the position of every rank in its group of the family; -1 for ranks in none."""
+        position = np.full(world_size, -1, dtype=np.int64)
+        position[self.members] = np.arange(self.size)
+        return position
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +123,11 @@ class GroupRegistry:
             positions = {member: k for k, member in enumerate(self.members[entry].tolist())}
             self._positions[entry] = positions
         return positions.get(rank)
+
+    def positions(self, entry: int) -> Ints:
+        """Return the position of every rank in its group of the family of `entry`; -1 for ranks in none."""
+        family = next(family for family in self.families() if entry in family.entries)
+        return family.positions(self.world_size)
 
     def in_order(self) -> list[int]:
         """Return all entries in an order that contains each captured rank's own list.

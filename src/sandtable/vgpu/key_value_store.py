@@ -69,8 +69,8 @@ class KeyValueStore:
         return len(self._values)
 
 
-def offer_store(ask: Ask) -> None:
-    """Make a `TCPStore` at the job's own address the launcher's store; one elsewhere stays what it was."""
+def offer_store(ask: Ask, *, is_rank: Callable[[], bool]) -> None:
+    """Make a rank's `TCPStore` at the job's own address the launcher's store; any other stays what it was."""
     import torch.distributed
     from torch._C import _distributed_c10d as c10d
 
@@ -80,7 +80,7 @@ def offer_store(ask: Ask) -> None:
 
     def open_store(host_name: str, port: int = 29500, *rest: Any, **options: Any) -> Any:
         here = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-        if (host_name, str(port)) != here:
+        if (host_name, str(port)) != here or not is_rank():
             return original(host_name, port, *rest, **options)
         opened.append(kind(options.get("timeout", timedelta(seconds=300))))
         return opened[-1]

@@ -8,27 +8,31 @@ torch: ranks are forked from the fork server, which has. The first launch starts
 again, so they cost little more than the script's own work. Whatever happens, no process outlives the launcher.
 """
 
-import os
 import resource
-import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from sandtable.errors import FindingError, LaunchError, SandtableError
-from sandtable.events import Listener, Noticed, Started, ignore
-from sandtable.trace import Group, Note, RankRecords, RunFacts, Trace
+import numpy as np
+
+from sandtable.errors import LaunchError, SandtableError
+from sandtable.events import Listener, Preparing, Started, ignore
+from sandtable.findings import place_text
+from sandtable.launch import is_notebook, read_notebook
+from sandtable.trace import Group, Note, RunFacts, Trace
 from sandtable.vgpu.build import core_path as built_core_path
 from sandtable.vgpu.fork_client import ForkClient
+from sandtable.vgpu.job_run import FinishedSession, run_job
 from sandtable.vgpu.preload import UnloadableCoreError
+from sandtable.vgpu.self_testing import require_known_or_tried
 from sandtable.vgpu.session import Session
-from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
+from sandtable.vgpu.settings import Job
 
 __all__ = ["CaptureResult", "Launcher", "launch", "open_launcher", "use_launcher"]
 
@@ -95,7 +99,7 @@ class Launcher:
         with self._lock:
             clock, own_seconds = time.monotonic(), _own_seconds()
             listen(Started(command=_command(job), world_size=job.world_size))
-            client = self._ready_client()
+            client = self._ready_client(listen)
             try:
                 with tempfile.TemporaryDirectory(prefix="sandtable-") as directory:
                     finished = self._run(job, client, listen, Path(directory))
@@ -103,18 +107,18 @@ class Launcher:
             except BaseException:
                 self._stop()
                 raise
-            trace = _assemble(job, finished, wall_seconds=time.monotonic() - clock, core_seconds=core_seconds)
+            trace = _assemble(finished, wall_seconds=time.monotonic() - clock, core_seconds=core_seconds)
             return CaptureResult(trace=trace, error=finished.error)
 
-    def _run(self, job: Job, client: ForkClient, listen: Listener, directory: Path) -> "_FinishedSession":
+    def _run(self, job: Job, client: ForkClient, listen: Listener, directory: Path) -> FinishedSession:
         _allow_descriptors(job)
         try:
-            return _run_sessions(job, client, listen, directory)
+            return run_job(job, client, listen, directory)
         except BaseException:
             self._stop()  # before the directory that its ranks write to is removed
             raise
 
-    def _ready_client(self) -> ForkClient:
+    def _ready_client(self, listen: Listener) -> ForkClient:
         """Return the running fork server, or start one."""
         if self._is_closed:
             raise LaunchError("a launcher must be open to launch, but this one is closed; make a new Launcher")
@@ -122,16 +126,21 @@ class Launcher:
             self._stop()
         if self._client is None:
             try:
-                self._start()
+                self._start(listen)
             except BaseException:
                 self._stop()
                 raise
         assert self._client is not None, "the fork server has started"
         return self._client
 
-    def _start(self) -> None:
+    def _start(self, listen: Listener) -> None:
         """Start a fork server; if the cached core does not load, start it again with a new core."""
-        path = str(built_core_path()) if self._core_path is None else self._core_path
+        # Where nobody listens, the build itself writes to standard error.
+        show = None if listen is ignore else lambda text: listen(Preparing(text=text.strip()))
+        path = str(built_core_path(show)) if self._core_path is None else self._core_path
+        if self._core_path is None:
+            require_known_or_tried()
+        listen(Preparing(text="loading torch and the virtual GPU"))
         self._client = ForkClient(self._runtime, path)
         try:
             self._client.wait_until_ready()
@@ -139,7 +148,7 @@ class Launcher:
             if self._core_path is not None:
                 raise
             self._stop()
-            self._client = ForkClient(self._runtime, str(built_core_path(is_unloadable=True)))
+            self._client = ForkClient(self._runtime, str(built_core_path(show, is_unloadable=True)))
             self._client.wait_until_ready()
 
     def _stop(self) -> None:
@@ -175,67 +184,8 @@ def use_launcher(launcher: Launcher) -> Iterator[Launcher]:
         _shared.reset(token)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _FinishedSession:
-    """A session that has ended, its classes, and the records of their representatives."""
-
-    session: Session
-    classes: Mapping[int, tuple[int, ...]]
-    records: Mapping[int, RankRecords]
-    error: SandtableError | None
-
-
-def _run_sessions(job: Job, client: ForkClient, listen: Listener, directory: Path) -> _FinishedSession:
-    """Run a session; again if it failed because a rank was answered before all ranks of its kind were known."""
-    client.begin_launch(
-        ScriptSettings(
-            script=job.script,
-            is_module=job.is_module,
-            script_args=job.script_args,
-            environment=dict(os.environ),
-            directory=os.getcwd(),
-        ),
-        directory,
-    )
-    task = _tasks(job, directory)
-    primaries = job.first_ranks
-    for attempt in range(1, _MAX_ATTEMPTS + 1):
-        session = Session(job, client, listen, task=task)
-        error: FindingError | None = None
-        try:
-            classes = session.run(primaries)
-        except FindingError as failure:
-            is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or session.primaries <= primaries
-            if not is_final and session.broker.stale():
-                session.kill_ranks()
-                primaries = session.primaries
-                names = ", ".join(map(str, sorted(primaries)))
-                listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))
-                continue
-            error = failure
-            classes = session.wind_down(failure)
-        finally:
-            session.close()
-        records = {rank: RankRecords.load(task(rank).records_path) for rank in classes}
-        return _FinishedSession(session=session, classes=classes, records=records, error=error)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _tasks(job: Job, directory: Path) -> Callable[[int], RankTask]:
-    port = _free_port()
-
-    def task(rank: int) -> RankTask:
-        return RankTask(
-            settings=job.rank_settings(rank),
-            environment=job.environment(rank, master_port=port),
-            records_path=str(directory / f"rank{rank}.records"),
-        )
-
-    return task
-
-
-def _assemble(job: Job, finished: _FinishedSession, *, wall_seconds: float, core_seconds: float) -> Trace:
-    session = finished.session
+def _assemble(finished: FinishedSession, *, wall_seconds: float, core_seconds: float) -> Trace:
+    job, session = finished.job, finished.session
     run = RunFacts(
         world_size=job.world_size,
         cluster=job.cluster.name,
@@ -246,7 +196,7 @@ def _assemble(job: Job, finished: _FinishedSession, *, wall_seconds: float, core
         wall_seconds=wall_seconds,
         core_seconds=core_seconds,
         peak_rss_bytes=session.meter.peak_bytes,
-        notes=tuple(_notes(job, session)),
+        notes=(*_notes(job, session), *finished.notes),
     )
     return Trace.assemble(finished.records, classes=finished.classes, groups=_groups(session), run=run)
 
@@ -262,11 +212,24 @@ def _groups(session: Session) -> Iterable[Group]:
 
 def _notes(job: Job, session: Session) -> Iterable[Note]:
     """Yield what the user should know about where the capture stopped, and how sure its classes are."""
+    if not job.is_module and is_notebook(job.script):
+        for skipped in read_notebook(job.script).skipped:
+            place = place_text(skipped.file, skipped.line)
+            yield Note("skipped line", f"only IPython runs '{skipped.text}' ({place})")
     for first, size in session.unsure:
         yield Note(
             "unsure classes",
             f"the {size} ranks from rank {first} on do not all do the same work, and {job.limits.max_samples} of them "
             "did not show which do; the classes among them are a guess: --ranks all runs every rank",
+        )
+    if session.sharded:
+        pieces = np.concatenate([ranks.pieces.column("pieces") for ranks in session.sharded])
+        yield Note(
+            "sharded ranks",
+            f"{len(pieces)} ranks hold shards of flat buffers, cut at different places into {pieces.min()} to "
+            f"{pieces.max()} pieces of parameters; their work follows from these by arithmetic, which "
+            f"{sum(len(ranks.work) for ranks in session.sharded)} captured ranks confirm; the rank whose pieces cost "
+            "most represents its class",
         )
     reasons = {
         (outcome.stop_reason, outcome.num_steps): rank
@@ -274,16 +237,7 @@ def _notes(job: Job, session: Session) -> Iterable[Note]:
         if outcome.num_steps < job.num_steps
     }
     for (reason, num_steps), rank in sorted(reasons.items(), key=lambda item: item[1]):
-        yield Note(
-            "fewer steps", f"rank {rank} made {num_steps} of {job.num_steps} optimizer steps; it stopped for: {reason}"
-        )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        yield Note("fewer steps", f"rank {rank} made {num_steps} of {job.num_steps} steps; it stopped for: {reason}")
 
 
 def _allow_descriptors(job: Job) -> None:

@@ -23,6 +23,8 @@ class MemoryMeter:
 
     def __init__(self, fork_server: int) -> None:
         self.peak_bytes = 0
+        self.template: int | None = None
+        """The process from which some ranks are forked, and which is itself forked from the fork server."""
         self._fork_server = fork_server
         self._shared_bytes = 0
         self._next_look = 0.0
@@ -33,6 +35,8 @@ class MemoryMeter:
         if start < self._next_look:
             return
         self._shared_bytes = resident_bytes(self._fork_server) + resident_bytes("self")
+        if self.template is not None:
+            self._shared_bytes += private_bytes(self.template)
         for process in processes:
             if process.process_id is not None:
                 process.private_bytes = private_bytes(process.process_id)

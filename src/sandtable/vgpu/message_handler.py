@@ -1,9 +1,11 @@
 """The message handler: what the launcher does with each message of a rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from sandtable.events import Listener, RankStepped
 from sandtable.vgpu.broker import Broker
+from sandtable.vgpu.imports import ImportedModule
 from sandtable.vgpu.key_value_store import KeyValueStore
 from sandtable.vgpu.protocol import (
     Answer,
@@ -11,6 +13,7 @@ from sandtable.vgpu.protocol import (
     CallsLogged,
     GatherPosted,
     GroupsMade,
+    ImportsLogged,
     Message,
     PeerMet,
     PortFound,
@@ -21,6 +24,7 @@ from sandtable.vgpu.protocol import (
     RankSaved,
     ReceivePosted,
     SendPosted,
+    StepEnded,
     StopOrdered,
     StoreAnswered,
     StoreRequested,
@@ -35,7 +39,8 @@ class MessageHandler:
     """Passes calls on to the broker, and keeps the job's key-value store and the ports of ranks.
 
     `start_everyone(is_needed)` runs all ranks, because ranks find each other in their own ways; `meet(process,
-    group, peer)` runs a rank that another one talks to point to point.
+    group, peer)` runs a rank that another one talks to point to point. `share_imports(modules)` imports what the first
+    rank did for the ranks that follow, and `listen` takes an event for each step.
     """
 
     def __init__(
@@ -44,10 +49,14 @@ class MessageHandler:
         *,
         start_everyone: Callable[[bool], None],
         meet: Callable[[RankProcess, int, int], None],
+        share_imports: Callable[[Sequence[ImportedModule]], None],
+        listen: Listener,
     ) -> None:
         self._broker = broker
         self._start_everyone = start_everyone
         self._meet = meet
+        self._share_imports = share_imports
+        self._listen = listen
         self._stop_reason: str | None = None
         self._store = KeyValueStore()
         self._ports: dict[int, int] = {}
@@ -62,6 +71,8 @@ class MessageHandler:
             StoreRequested: self._on_store,
             PortOwned: self._on_port,
             PortWanted: self._on_port_wanted,
+            ImportsLogged: self._on_imports,
+            StepEnded: self._on_step,
             RankSaved: self._on_saved,
             RankFailed: self._on_failed,
         }
@@ -116,10 +127,19 @@ class MessageHandler:
         stop = self._stop_reason
         process.send(answer if stop is None else StopOrdered(answer.ticket, stop))
 
+    def _on_imports(self, process: RankProcess, message: ImportsLogged) -> None:
+        self._share_imports([ImportedModule(*module) for module in message.modules])
+
+    def _on_step(self, process: RankProcess, message: StepEnded) -> None:
+        self._listen(RankStepped(rank=process.rank, num_steps=message.num_steps))
+
     def _on_saved(self, process: RankProcess, message: RankSaved) -> None:
         process.private_bytes = message.private_bytes
         process.outcome = RankOutcome(
-            stop_reason=message.stop_reason, digest=message.digest, num_steps=message.num_steps
+            stop_reason=message.stop_reason,
+            digest=message.digest,
+            num_steps=message.num_steps,
+            has_flat_buffers=message.has_flat_buffers,
         )
 
     def _on_failed(self, process: RankProcess, message: RankFailed) -> None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from sandtable.errors import MismatchError
 from sandtable.findings import Evidence, Finding, Severity, name_ranks
-from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.trace import format_ranks
+from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
 from sandtable.vgpu.protocol import Call
 
 __all__ = ["CallLog", "Waiting", "agrees", "deadlock", "find_mismatch", "mismatch"]
@@ -130,8 +131,13 @@ def find_mismatch(registry: GroupRegistry, logs: Mapping[int, CallLog]) -> Misma
 
 
 def group_name(registry: GroupRegistry, entry: int) -> str:
-    size = len(registry.members[entry])
-    return f"the world group ({size} ranks)" if entry == 0 else f"group '{registry.names[entry]}' ({size} ranks)"
+    """Name a group in words: by the script's own name for it, else by its ranks."""
+    members, name = registry.members[entry], registry.names[entry]
+    if entry == 0:
+        return f"the world group ({len(members)} ranks)"
+    if name == UNNAMED_GROUP:
+        return f"the group of ranks {format_ranks(tuple(members.tolist()))}"
+    return f"group '{name}' ({len(members)} ranks)"
 
 
 def _rows_of(rank: int, log: CallLog, registry: GroupRegistry, texts: dict[str, int]) -> Ints:

@@ -19,8 +19,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from sandtable.errors import BuildError
+from sandtable.vgpu.compatibility import NCCL_GROUPS, remove_python_kernels, torch_directory
 
-__all__ = ["UnloadableCoreError", "load", "loaded_core"]
+__all__ = ["DRIVER_LIBRARIES", "UnloadableCoreError", "load", "loaded_core"]
+
+DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""NVIDIA's driver, whose place is taken so that nothing reaches the real one; they lie beside the core."""
 
 _LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so")
 
@@ -52,9 +56,11 @@ class UnloadableCoreError(BuildError):
 def load(core_path: str) -> None:
     """Load the core and torch into this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    directory = torch_directory()
+    libraries = torch_directory() / "lib"
+    for library in DRIVER_LIBRARIES:
+        ctypes.CDLL(os.path.join(os.path.dirname(core_path), library))
     for library in _LIBRARIES:
-        ctypes.CDLL(os.path.join(directory, "lib", library), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(libraries / library), mode=ctypes.RTLD_GLOBAL)
     try:
         ctypes.CDLL(core_path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -74,8 +80,12 @@ def load(core_path: str) -> None:
 
     from sandtable.vgpu import shape_functions
 
+    remove_python_kernels()
     shape_functions.install(loaded_core())
     torch.set_num_threads(1)
+    # After a fork, torch makes its thread pool anew at the next call. Autograd threads make that call at the same time,
+    # and some would find no pool; so it is made before they start.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
     gc.collect()
     gc.freeze()
 
@@ -86,14 +96,6 @@ def loaded_core() -> ModuleType:
     if core is None:
         raise BuildError("the virtual GPU must be loaded before it is used; call sandtable.vgpu.preload.load first")
     return core
-
-
-def torch_directory() -> str:
-    """Return the directory of torch, without importing it."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise BuildError("torch must be installed, but it is not; pip install -c constraints.txt torch")
-    return spec.submodule_search_locations[0]
 
 
 class _Trigger:
@@ -120,15 +122,17 @@ def _install_cuda_api(core_path: str) -> None:
     core = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(core)
     sys.modules[_CORE_NAME] = core
+    core.register_kernels()
     cuda_api.install(sys.modules["torch._C"], core)
     version = importlib.import_module("torch.version")
-    version.cuda = "13.0"  # type: ignore[attr-defined]
+    if version.cuda is None:
+        version.cuda = "13.0"  # type: ignore[attr-defined]
 
 
 def _install_groups() -> None:
     core = loaded_core()
     core.bind_groups()
     c10d = importlib.import_module("torch._C._distributed_c10d")
-    for name in ("ProcessGroupNCCL", "ProcessGroupGloo"):
+    for name in (*NCCL_GROUPS, "ProcessGroupGloo"):
         setattr(c10d, name, getattr(core, name))
     c10d._DEFAULT_PG_NCCL_TIMEOUT = timedelta(minutes=10)  # type: ignore[attr-defined]

@@ -6,12 +6,16 @@ comes next.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qsl, urlparse
 
 from sandtable.trace import Group
+from sandtable.vgpu.compatibility import leave_out_flight_recorder
+from sandtable.vgpu.group_registry import UNNAMED_GROUP
 from sandtable.vgpu.rank_channel import RankChannel
 
 __all__ = ["GroupAnnouncer"]
@@ -25,26 +29,44 @@ def _store_of(arguments: Sequence[Any]) -> Any:
     return next(argument for argument in arguments if hasattr(argument, "set_timeout"))
 
 
+def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
+    """Return rank and world size as torch's rendezvous finds them: given, in the URL, or in the environment."""
+    query = dict(parse_qsl(urlparse(url).query))
+    found: list[int] = []
+    for given, name in ((rank, "rank"), (world_size, "world_size")):
+        value = str(given) if given >= 0 else query.get(name, os.environ.get(name.upper(), ""))
+        if not value.isdigit():
+            raise ValueError(
+                f"init_process_group must know its {name}, but it is not given, and {name.upper()} is not set in the "
+                "environment; give it, or use a launcher that sets it: sandtable run -- torchrun ..."
+            )
+        found.append(int(value))
+    return found[0], found[1]
+
+
 class GroupAnnouncer:
-    """Keeps every group this rank saw made, and those it belongs to, in order, and announces them."""
+    """Announces every group this rank sees made, and keeps those it belongs to, in order."""
 
     def __init__(self, core: ModuleType, channel: RankChannel, *, rank: int, world_size: int) -> None:
         self._core = core
         self._channel = channel
         self.rank = rank
         self._world_size = world_size
-        self.seen: list[Group] = []
+        self.before_world: Callable[[int, int], None] = lambda rank, world_size: None
+        """Called with this rank and the world size, as the script gives them, before the world is made."""
         self.own: list[Group] = []
+
+    def become(self, *, rank: int, world_size: int) -> None:
+        """Announce groups as this rank, before the first one."""
+        self.rank, self._world_size = rank, world_size
 
     def add(self, ranks: Sequence[int], name: str) -> None:
         """Announce a group that is about to be made."""
         members = tuple(ranks)
-        group = Group(name=name, ranks=members)
-        self.seen.append(group)
         self._channel.announce_group(members, name)
         if self.rank in members:
             self._core.begin_group(len(self.own), list(members))
-            self.own.append(group)
+            self.own.append(Group(name=name, ranks=members))
 
     def new_line(self, name: str) -> Any:
         """Make a group of all ranks for messages that the script sends over its own sockets."""
@@ -60,7 +82,9 @@ class GroupAnnouncer:
         make, split = c10d._new_process_group_helper, c10d.split_group
 
         def make_group(group_size: int, group_rank: int, ranks: list[int], *rest: Any, **options: Any) -> Any:
-            name = options.get("group_desc") or "group"
+            if not ranks:
+                self.before_world(group_rank, group_size)
+            name = options.get("group_desc") or UNNAMED_GROUP
             _store_of(rest).set_timeout(_STORE_PATIENCE)
             self.add(ranks or range(self._world_size), "world" if not ranks else name)
             if ranks and self.rank not in ranks:
@@ -80,7 +104,7 @@ class GroupAnnouncer:
             return split(parent_pg, split_ranks, *rest, **options)
 
         def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-            yield HashStore(), self.rank, self._world_size
+            yield HashStore(), *_place(url, rank, world_size)
 
         replace: dict[str, Callable[..., Any]] = {
             "_new_process_group_helper": make_group,
@@ -90,6 +114,7 @@ class GroupAnnouncer:
         }
         for name, function in replace.items():
             setattr(c10d, name, function)
+        leave_out_flight_recorder(c10d)
         dist.split_group = split_group
         import torch.distributed.device_mesh as device_mesh
 

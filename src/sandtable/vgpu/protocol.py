@@ -21,6 +21,7 @@ __all__ = [
     "GatherAnswered",
     "GatherPosted",
     "GroupsMade",
+    "ImportsLogged",
     "Message",
     "PeerMet",
     "PortFound",
@@ -32,6 +33,7 @@ __all__ = [
     "ReceiveAnswered",
     "ReceivePosted",
     "SendPosted",
+    "StepEnded",
     "StopOrdered",
     "StoreAnswered",
     "StoreOperation",
@@ -159,6 +161,18 @@ class PortWanted(NamedTuple):
     port: int
 
 
+class ImportsLogged(NamedTuple):
+    """What the script imported before it made a process group: the fields of `ImportedModule`s."""
+
+    modules: tuple[tuple[Any, ...], ...]
+
+
+class StepEnded(NamedTuple):
+    """The rank has ended its `num_steps`-th step."""
+
+    num_steps: int
+
+
 class RankSaved(NamedTuple):
     """The rank has saved its records and ends."""
 
@@ -166,10 +180,11 @@ class RankSaved(NamedTuple):
     digest: str
     num_steps: int
     private_bytes: int
+    has_flat_buffers: bool = False
 
 
 class RankFailed(NamedTuple):
-    """The script failed on the rank: `rule` of the finding, the exception's last line, and the script line."""
+    """The script failed on the rank: `rule` of the finding, the exception's last line, the script line, the remedy."""
 
     rule: str
     exit_code: int
@@ -177,6 +192,7 @@ class RankFailed(NamedTuple):
     text: str
     file: str = ""
     line: int = 0
+    remedy: str = ""
 
 
 # ---- to a rank ----
@@ -235,6 +251,8 @@ Message = (
     | StoreRequested
     | PortOwned
     | PortWanted
+    | ImportsLogged
+    | StepEnded
     | RankSaved
     | RankFailed
 )

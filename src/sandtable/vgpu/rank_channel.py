@@ -20,6 +20,7 @@ from sandtable.vgpu.protocol import (
     GatherAnswered,
     GatherPosted,
     GroupsMade,
+    ImportsLogged,
     Message,
     PeerMet,
     PortFound,
@@ -58,10 +59,13 @@ class RankChannel:
 
     def __init__(self, channel: socket.socket, rank: int, turn: Turn) -> None:
         self.take_logged_calls: Callable[[], LoggedCalls] = _no_calls
+        self.end_imports: Callable[[], ImportsLogged | None] | None = None
+        """Called once, before the first group is announced or the first message is sent."""
         self._channel = channel
         self._turn = turn
         self._rank = rank
         self._is_forked = False
+        self._has_started_ranks = False
         os.register_at_fork(after_in_child=self._mark_forked)
         self._sizes: list[int] = []
         self._names: list[str] = []
@@ -76,8 +80,23 @@ class RankChannel:
         self._pending_stop: str | None = None
         self._next_ticket = 1
 
+    def stand_aside(self) -> None:
+        """Take no more turns and ask for nothing: this process starts the ranks, and only waits for them."""
+        self._turn.leave()
+        self._has_started_ranks = True
+
+    def attach(self, channel: socket.socket, rank: int, turn: Turn) -> None:
+        """Talk for this rank from now on, in a process that the script started, or that started others."""
+        self._channel, self._rank, self._turn = channel, rank, turn
+        self._is_forked = self._has_started_ranks = False
+
+    def end_turn(self) -> None:
+        """Let another rank compute, at the end of this one."""
+        self._turn.leave()
+
     def announce_group(self, ranks: Sequence[int], name: str) -> None:
         """Announce a group: every one in the order this rank sees them made, the world first."""
+        self._end_imports()
         with self._sending:
             members = array("i", ranks)
             self._names.append(name)
@@ -117,11 +136,15 @@ class RankChannel:
 
     def own_port(self, port: int) -> None:
         """Report that this rank has the port, where it will wait in ways the launcher does not see."""
+        if self._is_forked or self._has_started_ranks:
+            return
         self._turn.leave()
         self._ask(PortRecorded, lambda ticket: PortOwned(ticket, port))
 
     def rank_at(self, port: int) -> int | None:
         """Return the rank that has the port, or None."""
+        if self._is_forked or self._has_started_ranks:
+            return None
         return self._ask(PortFound, lambda ticket: PortWanted(ticket, port)).rank
 
     def stop(self, reason: str) -> None:
@@ -132,7 +155,7 @@ class RankChannel:
             raise StopCapture(reason)
 
     def report(self, message: Message) -> None:
-        """Report how the rank ended, after everything posted before."""
+        """Report something that needs no answer, after everything posted before."""
         self._post(message)
 
     def _ask(self, kind: type[A], request: Callable[[int], Message]) -> A:
@@ -154,6 +177,7 @@ class RankChannel:
                 f"collectives must be called by the rank's own process, but process {os.getpid()} was forked from it; "
                 "call them in the main process, not in a worker"
             )
+        self._end_imports()
         with self._sending:
             self._is_posting = True
             data = b""
@@ -170,6 +194,12 @@ class RankChannel:
         if self._pending_stop is not None:
             reason, self._pending_stop = self._pending_stop, None
             raise StopCapture(reason)
+
+    def _end_imports(self) -> None:
+        end, self.end_imports = self.end_imports, None
+        imports = end() if end is not None else None
+        if imports is not None:
+            self._post(imports)
 
     def _mark_forked(self) -> None:
         self._is_forked = True

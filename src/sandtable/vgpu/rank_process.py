@@ -22,6 +22,7 @@ class RankOutcome:
     stop_reason: str
     digest: str
     num_steps: int
+    has_flat_buffers: bool = False
 
 
 class RankProcess:

@@ -7,30 +7,34 @@ next.
 
 import os
 import selectors
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import FindingError, LaunchError
 from sandtable.events import Listener, RankCaptured, RankStarted
+from sandtable.trace import RankRecords
 from sandtable.vgpu.broker import Broker
 from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
-from sandtable.vgpu.failures import died, script_error
-from sandtable.vgpu.fork_client import ForkClient
+from sandtable.vgpu.failures import died, is_missing_file, script_error
 from sandtable.vgpu.fork_protocol import RankExited, RankForked
 from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.vgpu.imports import ImportedModule
 from sandtable.vgpu.memory_meter import MemoryMeter
 from sandtable.vgpu.message_handler import MessageHandler
 from sandtable.vgpu.processes import cpu_ticks, wants_core
 from sandtable.vgpu.rank_process import RankOutcome, RankProcess
 from sandtable.vgpu.settings import Job, RankTask
+from sandtable.vgpu.sharded_ranks import ShardedRanks, ShardReader
 from sandtable.vgpu.stop import DEADLOCK, MISMATCH, OTHER_RANK_FAILED
+from sandtable.vgpu.turns import Turns
 
-__all__ = ["Session"]
+__all__ = ["RankStarter", "Session"]
 
 _TICK_SECONDS = 0.25
 _GRACE_SECONDS = 1.0
@@ -53,21 +57,60 @@ _STOP_REASONS = {"deadlock": DEADLOCK, "collective-mismatch": MISMATCH}
 """By the rule of the finding; else another rank failed."""
 
 
+class RankStarter(Protocol):
+    """Starts and ends the processes of ranks: the fork server, or the script itself."""
+
+    turns: Turns
+
+    @property
+    def template_process(self) -> int | None:
+        """A process, forked from that of `process_id`, whose memory some ranks share."""
+
+    @property
+    def process_id(self) -> int:
+        """The process whose memory ranks share."""
+
+    @property
+    def control(self) -> socket.socket | int:
+        """Readable when there is an event."""
+
+    def start(self, task: RankTask, far_ends: tuple[int, int, int]) -> None:
+        """Request a rank."""
+
+    def stop_ranks(self) -> None:
+        """Signal all ranks to stop and save their records."""
+
+    def kill_ranks(self) -> None:
+        """End all ranks."""
+
+    def event(self) -> RankForked | RankExited | None:
+        """Wait for the next event; None if it does not concern a rank."""
+
+    def share_imports(self, modules: Sequence[ImportedModule]) -> None:
+        """Have ranks that follow share these imports of the first one, if that is worthwhile."""
+
+    def check(self) -> None:
+        """Take note that nothing has happened for a while; raise MismatchError if a requested rank will never start."""
+
+
 class Session:
     """Runs ranks until the work of every rank is known."""
 
-    def __init__(self, job: Job, client: ForkClient, listen: Listener, *, task: Callable[[int], RankTask]) -> None:
+    def __init__(self, job: Job, client: RankStarter, listen: Listener, *, task: Callable[[int], RankTask]) -> None:
         self.registry = GroupRegistry(job.world_size)
         self.broker = Broker(self.registry, self._stand_ins)
         self.meter = MemoryMeter(client.process_id)
         self.primaries: set[int] = set()
+        self.late_samples: set[int] = set()
         self.outcomes: dict[int, RankOutcome] = {}
         self.unsure: tuple[tuple[int, int], ...] = ()
+        self.sharded: tuple[ShardedRanks, ...] = ()
         self._job = job
         self._client = client
         client.turns.start_again()
         self._listen = listen
         self._task = task
+        self._shards = ShardReader(lambda rank: RankRecords.load(task(rank).records_path))
         self._live: dict[int, RankProcess] = {}
         self._known: set[int] = set()
         self._samples: deque[int] = deque()
@@ -79,7 +122,13 @@ class Session:
         self._ran_again: set[int] = set()
         self._quiet_since: tuple[float, int] | None = None
         self._stop_reason: str | None = None
-        self._messages = MessageHandler(self.broker, start_everyone=self._start_everyone, meet=self._meet)
+        self._messages = MessageHandler(
+            self.broker,
+            start_everyone=self._start_everyone,
+            meet=self._meet,
+            share_imports=client.share_imports,
+            listen=listen,
+        )
 
     def run(self, primaries: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
         """Capture these ranks and all that follow from them; return the classes, keyed by representative."""
@@ -96,7 +145,7 @@ class Session:
                 error = self.broker.find_mismatch()
                 if error is not None:
                     raise error
-                self.unsure = next_plan.unsure
+                self.unsure, self.sharded = next_plan.unsure, next_plan.sharded
                 return next_plan.classes
             self._follow(next_plan)
 
@@ -128,6 +177,11 @@ class Session:
             if isinstance(event, RankExited):
                 self._release(self._live[event.rank])
 
+    def hand_over(self) -> tuple[RankProcess, ...]:
+        """Return the processes that run, which are not this session's any more."""
+        processes, self._live = tuple(self._live.values()), {}
+        return processes
+
     def close(self) -> None:
         """Release the channels and pipes of ranks that still run."""
         self._selector.close()
@@ -148,6 +202,7 @@ class Session:
             stale=self.broker.stale() - self._ran_again,
             gpus_per_node=self._job.nproc_per_node,
             limits=self._job.limits,
+            shards=self._shards if any(outcome.has_flat_buffers for outcome in self.outcomes.values()) else None,
         )
 
     def _follow(self, next_plan: CapturePlan) -> None:
@@ -215,6 +270,7 @@ class Session:
                 self._quiet_since = None
             else:
                 self._check_for_deadlock()
+                self._client.check()
             self.meter.look(self._live.values())
             self._client.turns.look(self._process_ids(), has_news=bool(events))
 
@@ -268,6 +324,9 @@ class Session:
 
     def _on_fork_server(self) -> None:
         event = self._client.event()
+        self.meter.template = self._client.template_process
+        if event is None:
+            return
         process = self._live[event.rank]
         if isinstance(event, RankForked):
             process.process_id = event.process
@@ -286,9 +345,13 @@ class Session:
         if self._stop_reason is not None:
             return
         if process.failure is not None or process.outcome is None:
-            process.out_lines.reveal()
-            process.err_lines.reveal()
-            raise script_error(process.rank, process.failure or died(exit_code, process.err_lines.kept))
+            failed = process.failure or died(exit_code, process.err_lines.kept)
+            if process.is_sample and is_missing_file(failed):
+                self.late_samples.add(process.rank)
+            else:
+                process.out_lines.reveal()
+                process.err_lines.reveal()
+            raise script_error(process.rank, failed)
         self._listen(RankCaptured(rank=process.rank, is_sample=process.is_sample, num_steps=process.outcome.num_steps))
         self.broker.end(process.rank, process.outcome.stop_reason)
 

@@ -7,14 +7,26 @@ from typing import Literal
 
 from sandtable.cluster import Cluster, Device
 from sandtable.errors import LaunchError
+from sandtable.launch import (
+    LauncherEnvironment,
+    RankPlace,
+    TorchrunEnvironment,
+    require_module,
+    require_script,
+    visible_gpus,
+)
 from sandtable.vgpu.classes import Limits
+from sandtable.vgpu.marked_function import MarkedFunction, marker_of
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """One rank as torchrun would start it, and where its capture stops. `group_rank` is the number of its node."""
+    """One rank as its launcher would start it, and where its capture stops.
+
+    `group_rank` is the number of its node, and `num_gpus` how many of that node's GPUs it sees.
+    """
 
     rank: int
     local_rank: int
@@ -22,29 +34,41 @@ class RankSettings:
     local_world_size: int
     group_rank: int
     num_steps: int
+    step_marker: str
     max_operators: int
     device: Device
-    gpus_per_node: int
+    num_gpus: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSettings:
-    """What all ranks of a launch share: the script, and the environment and working directory of the launch."""
+    """What all ranks of a launch share: the script, and the environment and working directory of the launch.
+
+    `rank_variables` are the variables that differ between ranks.
+    """
 
     script: str
     is_module: bool
     script_args: tuple[str, ...]
     environment: Mapping[str, str]
     directory: str
+    rank_variables: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
-    """What the fork server needs to start one rank; `environment` is what torchrun adds."""
+    """What the fork server needs to start one rank; `environment` and `leading_args` are what its launcher adds.
+
+    `offer_address` is the socket where processes that the script starts offer themselves as ranks; none if empty. With
+    `logs_imports` the rank reports what its script imports, so that others need not import it again.
+    """
 
     settings: RankSettings
     environment: Mapping[str, str]
+    leading_args: tuple[str, ...] = ()
     records_path: str
+    offer_address: str = ""
+    logs_imports: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +76,11 @@ class Job:
     """A script to capture. `script` is a path, or a module's name if `is_module`.
 
     `ranks` selects the ranks to run: "auto" finds the classes of equal ranks, "all" runs every rank, and a tuple
-    exactly the ranks it names. `command` is the command line kept in the trace; by default script and arguments.
+    exactly the ranks it names. `step_marker` names a function as module:function, each of whose returns ends a step.
+    `command` is the command line kept in the trace; by default script and arguments.
+    `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
+    none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
+    ranks after the first, where that is safe.
     """
 
     script: str
@@ -62,15 +90,20 @@ class Job:
     nproc_per_node: int
     cluster: Cluster
     num_steps: int = 3
+    step_marker: str = ""
     max_operators: int = 1_000_000
     ranks: Literal["auto", "all"] | tuple[int, ...] = "auto"
     command: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    launcher_environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
+    share_imports: bool = True
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
             if getattr(self, name) < 1:
                 raise LaunchError(f"{name} must be at least 1, but got {getattr(self, name)}; give a positive number")
+        if self.step_marker:
+            MarkedFunction(self.step_marker)  # checks the name
         if self.world_size % self.nproc_per_node:
             raise LaunchError(
                 f"processes per node ({self.nproc_per_node}) must divide the world size ({self.world_size}); "
@@ -86,18 +119,20 @@ class Job:
                     f"ranks must be between 0 and {self.world_size - 1}, but got {', '.join(outside) or 'none'}; "
                     "name ranks of this world"
                 )
-        if not self.is_module and not os.path.exists(self.script):
-            raise LaunchError(
-                f"the script must be a file, but '{self.script}' does not exist; check the path, or use -m for a module"
-            )
-        if not self.is_module and os.path.isdir(self.script) and "__main__.py" not in os.listdir(self.script):
-            raise LaunchError(
-                f"the script must be a file, but '{self.script}' is a directory without __main__.py; name a file in it"
-            )
+        if self.is_module:
+            paths = self.environment(0, master_port=0).get("PYTHONPATH", "")
+            require_module(self.script, list(filter(None, paths.split(os.pathsep))))
+        else:
+            require_script(self.script)
 
     @property
     def num_nodes(self) -> int:
         return self.world_size // self.nproc_per_node
+
+    @property
+    def starts_own_ranks(self) -> bool:
+        """Whether the script may start its ranks itself: it runs once per node, and is told no rank."""
+        return self.nproc_per_node == 1 and "RANK" not in self.environment(0, master_port=0)
 
     @property
     def first_ranks(self) -> set[int]:
@@ -105,6 +140,27 @@ class Job:
         if self.ranks == "auto":
             return {0}
         return set(range(self.world_size)) if self.ranks == "all" else set(self.ranks)
+
+    @property
+    def may_share_imports(self) -> bool:
+        """Whether more than one rank may have to run, none forked by the script, all with the same arguments."""
+        is_one = self.world_size == 1 or (isinstance(self.ranks, tuple) and len(self.ranks) == 1)
+        first, last = (self.leading_args(rank, master_port=0) for rank in (0, self.world_size - 1))
+        return self.share_imports and not is_one and not self.starts_own_ranks and first == last
+
+    @property
+    def rank_variables(self) -> tuple[str, ...]:
+        """The variables of the environment that differ between ranks."""
+        first, last = (self.environment(rank, master_port=0) for rank in (0, self.world_size - 1))
+        return tuple(name for name in first if first[name] != last.get(name))
+
+    @property
+    def _marker(self) -> str:
+        """The step marker as given, or as the script's source shows it."""
+        if self.step_marker or self.is_module or not os.path.isfile(self.script):
+            return self.step_marker
+        with open(self.script, encoding="utf-8", errors="replace") as source:
+            return marker_of(source.read())
 
     def rank_settings(self, rank: int) -> RankSettings:
         return RankSettings(
@@ -114,30 +170,27 @@ class Job:
             local_world_size=self.nproc_per_node,
             group_rank=rank // self.nproc_per_node,
             num_steps=self.num_steps,
+            step_marker=self._marker,
             max_operators=self.max_operators,
             device=self.cluster.device_of(rank, processes_per_node=self.nproc_per_node),
-            gpus_per_node=self.cluster.gpus_per_node,
+            num_gpus=self._num_visible_gpus(rank),
         )
 
+    def _num_visible_gpus(self, rank: int) -> int:
+        """Count the GPUs that the launcher leaves to a rank; those of this machine do not matter."""
+        visible = visible_gpus(self.environment(rank, master_port=0))
+        gpus_per_node = self.cluster.gpus_per_node
+        return gpus_per_node if visible is None else min(len(visible), gpus_per_node)
+
     def environment(self, rank: int, *, master_port: int) -> dict[str, str]:
-        """Return the variables that torchrun sets for a rank."""
-        values: dict[str, str | int] = {
-            "RANK": rank,
-            "LOCAL_RANK": rank % self.nproc_per_node,
-            "WORLD_SIZE": self.world_size,
-            "LOCAL_WORLD_SIZE": self.nproc_per_node,
-            "GROUP_RANK": rank // self.nproc_per_node,
-            "GROUP_WORLD_SIZE": self.num_nodes,
-            "ROLE_RANK": rank,
-            "ROLE_WORLD_SIZE": self.world_size,
-            "ROLE_NAME": "default",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": master_port,
-            "TORCHELASTIC_RESTART_COUNT": 0,
-            "TORCHELASTIC_MAX_RESTARTS": 0,
-            "TORCHELASTIC_RUN_ID": "none",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
-        }
-        return {name: str(value) for name, value in values.items()}
+        """Return the variables that the launcher sets for a rank."""
+        return self.launcher_environment.variables(self._place(rank, master_port))
+
+    def leading_args(self, rank: int, *, master_port: int) -> tuple[str, ...]:
+        """Return the arguments that the launcher puts before the script's own."""
+        return self.launcher_environment.leading_args(self._place(rank, master_port))
+
+    def _place(self, rank: int, master_port: int) -> RankPlace:
+        return RankPlace(
+            rank=rank, world_size=self.world_size, ranks_per_node=self.nproc_per_node, master_port=master_port
+        )

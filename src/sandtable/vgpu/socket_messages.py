@@ -4,8 +4,7 @@ A library that has its own protocol raises an audit event for each message, befo
 
     sys.audit("sandtable.message", sock, "send" or "recv", header_bytes, payload_bytes)
 
-and with `sys.audit("sandtable.step")` where a step ends though this rank has no optimizer, `sys.audit(
-"sandtable.gathered")` where what a thread does next depends on all that any thread has received.
+and `sys.audit("sandtable.gathered")` where what a thread does next depends on all that any thread has received.
 
 The bytes really travel. The port identifies the other end: all ranks are on this machine, and each reports the ports it
 listens at and connects from to the launcher.
@@ -27,7 +26,7 @@ from sandtable.vgpu.steps import StepCounter
 
 __all__ = ["MessageRecorder"]
 
-_MESSAGE, _STEP, _GATHERED = "sandtable.message", "sandtable.step", "sandtable.gathered"
+_MESSAGE, _GATHERED = "sandtable.message", "sandtable.gathered"
 
 
 class MessageRecorder:
@@ -73,8 +72,6 @@ class MessageRecorder:
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == _MESSAGE:
             self._record(*arguments)
-        elif event == _STEP:
-            self._steps.count()
         elif event == _GATHERED:
             self._core.gather_waits()
 

@@ -1,32 +1,78 @@
 """Steps: where a training step ends, which operators are the optimizer's, and when the capture may stop.
 
-A step ends when every optimizer the script has used so far has stepped once more. After the last wanted step the
-capture continues through what closes the step (logging, schedulers) and stops at the next forward pass. Ranks that talk
-over their own sockets continue to the end of the script, because others would wait for one that stopped.
+A step ends where the parameters have been updated, by the first of these that the script has:
+
+- marks: `sandtable.step()`, or the function named by `--step-marker`;
+- optimizers of torch: a call of `step`, whatever it calls inside. Those that step inside backward, parameter by
+  parameter, are one. Of several, the one that updates least often sets the pace (`pace.py`);
+- anything that writes parameters after a backward pass (csrc/updates.h).
+
+Each of these leaves a row at every update; which rows end a step is decided when the capture ends (`step_rows.py`).
+After the last wanted step the capture continues through what closes the step (logging, schedulers) and stops at the
+next forward pass; at a mark it stops at once. Ranks that talk over their own sockets continue to the end of the script,
+because others would wait for one that stopped.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
+import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from sandtable.step_marker import STEP_EVENT
 from sandtable.trace import TO_THE_END
+from sandtable.vgpu.marked_function import MarkedFunction
+from sandtable.vgpu.pace import Paces
 from sandtable.vgpu.stop import StopCapture
 
 __all__ = ["StepCounter"]
 
+_MARK, _IN_BACKWARD, _FIRST_OPTIMIZER = 0, 1, 2
+"""The numbers of updaters; those of updates without an optimizer of torch's come from the core."""
+
 
 class StepCounter:
-    """Counts optimizer steps through torch's global optimizer hooks."""
+    """Counts steps, by marks or updates, and stops the capture after the last one wanted.
 
-    def __init__(self, core: ModuleType, *, wanted: int) -> None:
+    `on_step` is called with the number of each step, as far as it is known while the script runs.
+    """
+
+    def __init__(self, core: ModuleType, *, wanted: int, marker: str = "", on_step: Callable[[int], None]) -> None:
         self._core = core
         self._wanted = wanted
-        self._counts: dict[int, int] = {}
-        self._watch: Any = None
+        self._marker = marker
+        self._on_step = on_step
+        self._num_steps = 0
+        self._paces = Paces()
+        self._num_marks = 0
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_optimizers = 0
+        self._local = _ThreadState()
         self._goes_on = False
-        self.num_steps = 0
+        self._watches_forward = False
+
+    @property
+    def num_updates(self) -> int:
+        return self._paces.num_updates
+
+    def install(self) -> None:
+        """Watch marks, optimizers and backward passes of this process."""
+        from torch.autograd.variable import Variable
+        from torch.optim import Optimizer
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        sys.addaudithook(self._on_audit_event)
+        if self._marker and not (function := MarkedFunction(self._marker)).reports_itself:
+            self._core.watch_returns(function.is_in, self.mark)
+        Optimizer.__init__ = self._admitting(Optimizer.__init__)  # type: ignore[method-assign]
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+        Variable._execution_engine = _watched_engine(self)
+        self._core.watch_parameters(True)
 
     def go_on(self) -> None:
         """Do not stop before the script ends."""
@@ -34,39 +80,176 @@ class StepCounter:
             self._goes_on = True
             self._core.note(TO_THE_END, "ranks that talk over sockets of their own run to the end of the script")
 
-    def count(self, who: object = None) -> None:
-        """Count a step of `who`: an optimizer, or the script itself where other ranks have the optimizer."""
-        self._counts[id(who)] = self._counts.get(id(who), 0) + 1
-        done = min(self._counts.values())
-        if done > self.num_steps:
-            self.num_steps = done
-            self._core.mark_step(done)
+    def mark(self) -> None:
+        """End a step here; from the first mark on, nothing else does."""
+        # From Python 3.12 on, a function that the stop ended is reported to return.
+        self._stop_if(self._num_marks >= self._wanted)
+        self._num_marks += 1
+        self._core.end_update(_MARK)
+        self._on_step(self._num_marks)
+        self._stop_if(self._num_marks >= self._wanted)
 
-    def install(self) -> None:
-        """Register hooks for every optimizer of the process."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    def decide(self) -> int | None:
+        """Return the number of the updater whose rows end the steps, when the script has ended; None: nobody's."""
+        self._take_script_update()
+        if self._num_marks or self._marker:
+            return _MARK
+        return self._paces.pacemaker()
 
-        register_optimizer_step_pre_hook(self._before)
-        register_optimizer_step_post_hook(self._after)
+    def describe_none(self) -> str:
+        """Return in words what the script did, if it made no step."""
+        if self._marker:
+            return f"the step marker {self._marker} was never reached"
+        num_passes = self._core.num_backwards()
+        passes = (
+            "no backward pass ran"
+            if not num_passes
+            else f"{_plural(num_passes, 'backward pass', 'backward passes')} ran"
+        )
+        if not self._num_optimizers:
+            return f"{passes}, and nothing updated the parameters"
+        made = _plural(self._num_optimizers, "optimizer was made, but it", "optimizers were made, but none of them")
+        return f"{passes}; {made} never stepped" if self._num_optimizers == 1 else f"{passes}; {made} stepped"
 
-    def _before(self, optimizer: object, args: Any, kwargs: Any) -> None:
-        if self._counts.get(id(optimizer), 0) >= self._wanted and self._has_seen_enough:
-            raise StopCapture("steps")
+    # ---- optimizers of torch ----
+
+    def _admitting(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(optimizer: Any, *args: Any, **options: Any) -> None:
+            original(optimizer, *args, **options)
+            self._number(optimizer)
+
+        return init
+
+    def _number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer; from the first one on, only optimizers count."""
+        if optimizer not in self._numbers:
+            self._core.watch_parameters(False)
+            number = self._numbers[optimizer] = _FIRST_OPTIMIZER + self._num_optimizers
+            self._num_optimizers += 1
+            self._paces.admit(number)
+            weakref.finalize(optimizer, self._paces.release, number).atexit = False
+        return self._numbers[optimizer]
+
+    def _before(self, optimizer: Any, args: Any, options: Any) -> Any:
+        self._stop_if(self._is_enough)
+        local = self._local
+        if optimizer in local.stepping:  # its last step raised
+            del local.stepping[local.stepping.index(optimizer) :]
+        local.stepping.append(optimizer)
         self._core.set_optimizer(True)
+        own, *others = args
+        return (own, *map(self._outside, others)), {name: self._outside(value) for name, value in options.items()}
 
-    def _after(self, optimizer: object, args: Any, kwargs: Any) -> None:
+    def _outside(self, argument: Any) -> Any:
+        """Return a closure, which computes the loss, as one whose work is not the optimizer's."""
+        if not callable(argument):
+            return argument
+
+        @functools.wraps(argument, updated=())
+        def closure(*args: Any, **options: Any) -> Any:
+            self._core.set_optimizer(False)
+            try:
+                return argument(*args, **options)
+            finally:
+                self._core.set_optimizer(True)
+
+        return closure
+
+    def _after(self, optimizer: Any, args: Any, options: Any) -> None:
+        local = self._local
+        local.stepping.pop()
+        number = self._number(optimizer)
+        if local.stepping or local.num_backwards:
+            self._paces.dismiss(number)  # a part of the outer optimizer, or of the backward pass
+            local.updates_in_backward |= not local.stepping
+            self._core.set_optimizer(bool(local.stepping))
+            return
         self._core.set_optimizer(False)
-        self.count(optimizer)
-        if self.num_steps >= self._wanted and self._watch is None:
+        self._end_update(number)
+
+    # ---- backward passes ----
+
+    def begin_backward(self, roots: Any) -> None:
+        """Note that a backward pass begins."""
+        import torch
+
+        self._take_script_update()
+        self._stop_if(self._is_enough)
+        self._local.num_backwards += 1
+        for leaf in self._core.begin_backward([root for root in roots if isinstance(root, torch.Tensor)]):
+            if hasattr(leaf, "__tensor_flatten__"):
+                for name in leaf.__tensor_flatten__()[0]:
+                    self._core.mark_parameter(getattr(leaf, name))
+
+    def end_backward(self) -> None:
+        """Note that a backward pass ends, and with it the update of optimizers that stepped inside."""
+        local = self._local
+        local.num_backwards -= 1
+        if local.updates_in_backward and not local.num_backwards:
+            local.updates_in_backward = False
+            self._end_update(_IN_BACKWARD)
+
+    def _take_script_update(self) -> None:
+        number = self._core.take_update()
+        if number:
+            self._count(number)
+
+    # ---- counting and stopping ----
+
+    def _end_update(self, number: int) -> None:
+        self._core.end_update(number)
+        self._count(number)
+
+    def _count(self, number: int) -> None:
+        self._paces.count(number)
+        if self._marker or self._num_marks:
+            return
+        if self._paces.num_steps > self._num_steps:
+            self._num_steps = self._paces.num_steps
+            self._on_step(self._num_steps)
+        if not self._watches_forward and self._num_steps >= self._wanted:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
-            self._watch = register_module_forward_pre_hook(self._next_forward)
-
-    def _next_forward(self, module: object, inputs: Any) -> None:
-        if min(self._counts.values()) >= self._wanted and self._has_seen_enough:
-            raise StopCapture("steps")
+            self._watches_forward = True
+            register_module_forward_pre_hook(lambda module, inputs: self._stop_if(self._is_enough))
 
     @property
-    def _has_seen_enough(self) -> bool:
-        is_main = threading.current_thread() is threading.main_thread()
-        return is_main and not self._goes_on and self.num_steps >= self._wanted
+    def _is_enough(self) -> bool:
+        return self._watches_forward and not self._num_marks
+
+    def _stop_if(self, is_enough: bool) -> None:
+        if is_enough and not self._goes_on and threading.current_thread() is threading.main_thread():
+            raise StopCapture("steps")
+
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == STEP_EVENT:
+            self.mark()
+
+
+class _ThreadState(threading.local):
+    """What a thread is doing: the optimizers whose `step` it is in, and its backward passes, inside each other."""
+
+    def __init__(self) -> None:
+        self.stepping: list[Any] = []
+        self.num_backwards = 0
+        self.updates_in_backward = False
+
+
+def _watched_engine(counter: StepCounter) -> Any:
+    """Return torch's autograd engine, reporting when a backward pass begins and ends."""
+    from torch._C import _ImperativeEngine
+
+    class WatchedEngine(_ImperativeEngine):
+        def run_backward(self, roots: Any, *args: Any, **options: Any) -> Any:
+            counter.begin_backward(roots)
+            try:
+                return super().run_backward(roots, *args, **options)
+            finally:
+                counter.end_backward()
+
+    return WatchedEngine()
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

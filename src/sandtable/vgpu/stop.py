@@ -1,6 +1,15 @@
-"""The stop: raised in the script when enough of it was captured, or when the capture failed elsewhere."""
+"""The stop: raised in the script when enough of it was captured, or when the capture cannot go on."""
 
-__all__ = ["DEADLOCK", "FAILED", "FAILURES", "MISMATCH", "OTHER_RANK_FAILED", "SCRIPT_ENDED", "StopCapture"]
+__all__ = [
+    "DEADLOCK",
+    "FAILED",
+    "FAILURES",
+    "MISMATCH",
+    "OTHER_RANK_FAILED",
+    "SCRIPT_ENDED",
+    "ProcessRejected",
+    "StopCapture",
+]
 
 SCRIPT_ENDED = "script ended"
 """The stop reason of a rank that was not stopped."""
@@ -22,3 +31,14 @@ class StopCapture(BaseException):
     def __init__(self, reason: str = "steps") -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ProcessRejected(BaseException):
+    """Ends the script where it starts a process that cannot run on virtual GPUs, at `file` and `line`."""
+
+    def __init__(self, message: str, *, file: str, line: int, remedy: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.line = line
+        self.remedy = remedy

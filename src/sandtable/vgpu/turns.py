@@ -53,6 +53,10 @@ class Turn:
             self.end()
         self._has_left = True
 
+    def renewed(self) -> "Turn":
+        """Return a turn of the same launch, for a process that was forked from this one."""
+        return Turn(self._take, self._give)
+
     def wait_for(self, channel: socket.socket) -> None:
         """Wait until there is something to read and this process has a turn, still or again."""
         if self._was_quick and _is_readable(channel, _QUICK_SECONDS):

@@ -30,7 +30,7 @@ def run(*arguments: str) -> str:
         done = RUNNER.invoke(app, ["profile", *arguments])
     if done.exception is not None:
         raise done.exception
-    return done.output
+    return done.stdout
 
 
 def test_a_model_is_timed_on_this_machine(tmp_path, monkeypatch):

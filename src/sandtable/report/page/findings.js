@@ -8,7 +8,11 @@ function rankNames(ranks) {
   return `${ranks.length === 1 ? "rank" : "ranks"} ${shown}`;
 }
 
-function placeText(file, line) { return line ? `${file}:${line}` : file; }
+// A line of the script, as in Python's `place_text`.
+function placeText(file, line) {
+  if (!line) return file;
+  return /\.ipynb cell \d+$/.test(file) ? `${file} line ${line}` : `${file}:${line}`;
+}
 
 // The lines around a place in the script; the place itself is marked.
 function excerpt(source) {

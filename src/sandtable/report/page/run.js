@@ -32,7 +32,7 @@ function tile(name, text, ...more) {
 function tiles(summary) {
   const { efficiency, throughput, cost } = summary;
   const tier = summary.tiers.reduce((a, b) => (a && a.max_utilisation >= b.max_utilisation ? a : b), null);
-  const all = [tile("Step", fmt.seconds(summary.step_seconds), `${fmt.number(3600 / summary.step_seconds)} steps per hour`)];
+  const all = [tile("Step", fmt.seconds(summary.step_seconds), `${fmt.number(3600 / summary.step_seconds)} steps per hour`, spread(summary.steps))];
   all.push(efficiency.mfu === null ? tile("Work", fmt.flops(efficiency.model_flops), "per step; no peak is known for this number type")
     : tile("Model FLOPs utilisation", fmt.percent(efficiency.mfu), `${fmt.flops(efficiency.model_flops_per_s_per_device)}/s per GPU, of ${efficiency.dtype}`,
       efficiency.hfu > efficiency.mfu * 1.0005 ? `${fmt.percent(efficiency.hfu)} with recomputation (HFU)` : ""));
@@ -44,6 +44,12 @@ function tiles(summary) {
     ? tile("1000 steps cost", fmt.money(cost.usd_per_1000_steps), `${fmt.number(cost.gpu_hours_per_1000_steps)} GPU-hours at ${fmt.money(cost.usd_per_gpu_hour)} each`)
     : tile("1000 steps take", `${fmt.number(cost.gpu_hours_per_1000_steps)} GPU-h`, "no price known; give one with --price"));
   return h("div", { class: "tiles" }, all);
+}
+
+// How the captured steps differ, where they do.
+function spread(steps) {
+  if (steps.slowest_seconds <= 1.01 * steps.fastest_seconds) return "";
+  return `median of ${fmt.count(steps.num_timed)}: ${fmt.seconds(steps.fastest_seconds)} to ${fmt.seconds(steps.slowest_seconds)}; this page describes step ${fmt.count(steps.described)}`;
 }
 
 function memoryTile(summary) {
@@ -77,13 +83,13 @@ function basisCard(summary) {
 function notesCard(summary) {
   const node = card("notes", "Notes", "What to know about the capture.");
   const { notes, sync_points: syncs } = summary.capture;
-  const item = (text, file, line) => h("li", {}, text, file ? h("code", { class: "at" }, `${file}:${line}`) : null);
+  const item = (text, file, line) => h("li", {}, text, file ? h("code", { class: "at" }, placeText(file, line)) : null);
   if (!notes.length && !syncs.length) node.append(h("p", { class: "hint" }, "None."));
   if (notes.length) node.append(h("ul", { class: "notes" }, notes.slice(0, 20).map((note) => item(`${note.kind}: ${note.text}`, note.file, note.line))));
   if (syncs.length) {
     node.append(h("h3", {}, "Where hosts wait for their device"),
       table([{ name: "line" }, { name: "why", keep: true }, { name: "times", num: true }, { name: "ranks", num: true }],
-        syncs.slice(0, 8).map((point) => [[baseName(point.file), `:${point.line}`, h("div", { class: "hint" }, point.function)], point.kind, fmt.count(point.num_syncs), fmt.count(point.num_ranks)])));
+        syncs.slice(0, 8).map((point) => [[placeText(baseName(point.file), point.line), h("div", { class: "hint" }, point.function)], point.kind, fmt.count(point.num_syncs), fmt.count(point.num_ranks)])));
   }
   return node;
 }

@@ -285,6 +285,7 @@ void VirtualAllocator::free(Block* block) {
   block->allocated = false;
   block->shadow = Shadow();
   block->all_false = false;
+  block->is_parameter = false;
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);
   shrink(on.stats.requested_bytes, *block->pool, block->requested);

@@ -42,7 +42,8 @@ struct Block {
   uint32_t line = 0;
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
-  bool all_false = false; // values unknown, but none of them is true: isnan of something unknown
+  bool is_parameter = false; // a backward pass has reached it (updates.h)
+  bool all_false = false; // values.h
 };
 
 struct ByFit {

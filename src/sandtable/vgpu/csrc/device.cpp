@@ -321,7 +321,8 @@ using at::CUDAHooksArgs;
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
 
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CUDAHooks)
+// A CUDA build has registered its own hooks, guard and allocator: preferred, later and with a higher priority win.
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 C10_REGISTER_GUARD_IMPL(CUDA, GuardImpl)
 
 namespace {

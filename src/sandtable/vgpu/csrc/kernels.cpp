@@ -14,11 +14,17 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
-#include <torch/library.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
 
 #include "device.h"
 #include "operators.h"
 #include "recorder.h"
+#include "updates.h"
 #include "values.h"
 
 namespace sandtable {
@@ -75,6 +81,24 @@ const char* copy_name(const at::Tensor& to, const at::Tensor& from) {
   return to.device() == from.device() ? "aten::copy_" : "copy::device_to_device";
 }
 
+// Zeroes host memory, but leaves pages alone that nothing has touched: new memory is zero, and need never be there.
+void zero_resident(char* begin, size_t bytes) {
+  constexpr size_t kChunkPages = 1 << 14;
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  char* end = begin + bytes;
+  std::vector<unsigned char> resident(kChunkPages);
+  for (char* at = begin - reinterpret_cast<uintptr_t>(begin) % page; at < end; at += kChunkPages * page) {
+    size_t pages = std::min(kChunkPages, (static_cast<size_t>(end - at) + page - 1) / page);
+    if (mincore(at, pages * page, resident.data()) != 0)
+      std::fill(resident.begin(), resident.end(), 1);
+    for (size_t k = 0; k < pages; ++k) {
+      char* from = std::max(begin, at + k * page);
+      if (resident[k] & 1)
+        std::memset(from, 0, static_cast<size_t>(std::min(end, at + (k + 1) * page) - from));
+    }
+  }
+}
+
 void copy_value(const at::Tensor& to, const at::Tensor& from) {
   bool known = !from.is_cuda() || has_value(from);
   bool exact = !from.is_cuda() || is_exact(from);
@@ -84,6 +108,10 @@ void copy_value(const at::Tensor& to, const at::Tensor& from) {
       return;
     if (has_value(to) || to.numel() <= kStandInElements)
       set_stand_in(to, false, 1);
+    if (is_all_false(to))
+      block_of(to)->all_false = false;
+    if (is_all_false(from))
+      set_all_false(to);
     return;
   }
   if (known) {
@@ -91,7 +119,10 @@ void copy_value(const at::Tensor& to, const at::Tensor& from) {
     target.copy_(host_view(from));
   } else {
     at::Tensor target = to;
-    target.zero_();
+    if (target.is_non_overlapping_and_dense() && !target.is_neg() && !target.is_conj())
+      zero_resident(static_cast<char*>(target.mutable_data_ptr()), target.nbytes());
+    else
+      target.zero_();
   }
   if (!exact)
     Recorder::get().note(
@@ -112,6 +143,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   copy_value(self, source);
   int device = self.is_cuda() ? self.device().index() : source.device().index();
   record_operator(signature_of(copy_name(self, source), {source}, {self}), device);
+  if (watching_parameters)
+    look_for_parameter(self);
   bool crosses = !self.is_cuda() || !source.is_cuda();
   const at::Tensor& host = self.is_cuda() ? source : self;
   bool pinned = crosses && at::detail::getCUDAHooks().isPinnedPtr(host.storage().data());
@@ -204,6 +237,38 @@ bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
+struct Attention {
+  const at::Tensor& query;
+  const at::Tensor& key;
+  const at::Tensor& value;
+  bool has_mask;
+  bool causal;
+  bool grouped;
+
+  bool dense() const { return query.dim() == 4 && key.dim() == 4 && value.dim() == 4; }
+  int64_t head() const { return query.size(-1); }
+  bool same_heads() const { return dense() && query.size(1) == key.size(1) && key.size(1) == value.size(1); }
+  bool square() const { return dense() && query.size(2) == key.size(2); }
+
+  bool flash() const {
+    return at::globalContext().userEnabledFlashSDP() && capability >= 8 && is_half(query) && dense() &&
+        head() == key.size(-1) && head() == value.size(-1) && head() <= 256 && !has_mask &&
+        (same_heads() || grouped) && (square() || !causal);
+  }
+  bool cudnn() const {
+    return at::globalContext().userEnabledCuDNNSDP() && (capability == 9 || capability == 10) && is_half(query) &&
+        dense() && head() <= 128 && value.size(-1) <= 128 && head() % 8 == 0 && value.size(-1) % 8 == 0 &&
+        (same_heads() || grouped) && !(causal && has_mask) && query.size(2) > 1 && (square() || !causal);
+  }
+  bool efficient() const {
+    int64_t alignment = is_half(query) ? 8 : 4;
+    return at::globalContext().userEnabledMemEfficientSDP() && capability >= 5 && dense() && same_heads() &&
+        (query.scalar_type() == at::kFloat || query.scalar_type() == at::kHalf ||
+         (capability >= 8 && query.scalar_type() == at::kBFloat16)) &&
+        head() == key.size(-1) && head() % alignment == 0 && value.size(-1) % alignment == 0;
+  }
+};
+
 int64_t choose_attention(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -213,38 +278,15 @@ int64_t choose_attention(
     bool causal,
     std::optional<double>,
     bool grouped) {
-  auto& context = at::globalContext();
-  bool has_mask = mask.has_value() && mask->defined();
-  bool dense = query.dim() == 4 && key.dim() == 4 && value.dim() == 4;
-  int64_t head = query.size(-1);
-  bool same_head = head == key.size(-1) && head == value.size(-1);
-  bool same_heads = dense && query.size(1) == key.size(1) && key.size(1) == value.size(1);
-  bool square = dense && query.size(2) == key.size(2);
-  bool ampere = capability >= 8;
-  auto flash = [&] {
-    return context.userEnabledFlashSDP() && ampere && is_half(query) && dense && same_head && head <= 256 &&
-        !has_mask && (same_heads || grouped) && (square || !causal);
-  };
-  auto cudnn = [&] {
-    return context.userEnabledCuDNNSDP() && capability >= 9 && is_half(query) && dense && head <= 128 &&
-        value.size(-1) <= 128 && head % 8 == 0 && value.size(-1) % 8 == 0 && (same_heads || grouped) &&
-        !(causal && has_mask) && query.size(2) > 1 && (capability == 9 || capability == 10) &&
-        (square || !causal);
-  };
-  auto efficient = [&] {
-    int64_t alignment = is_half(query) ? 8 : 4;
-    return context.userEnabledMemEfficientSDP() && capability >= 5 && dense && same_heads &&
-        (query.scalar_type() == at::kFloat || query.scalar_type() == at::kHalf ||
-         (ampere && query.scalar_type() == at::kBFloat16)) &&
-        head == key.size(-1) && head % alignment == 0 && value.size(-1) % alignment == 0;
-  };
-  if ((capability == 9 || capability == 10) && cudnn())
+  Attention attention{query, key, value, mask.has_value() && mask->defined(), causal, grouped};
+  if (attention.cudnn())
     return static_cast<int64_t>(at::SDPBackend::cudnn_attention);
-  if (flash())
+  if (attention.flash())
     return static_cast<int64_t>(at::SDPBackend::flash_attention);
-  if (efficient())
+  if (attention.efficient())
     return static_cast<int64_t>(at::SDPBackend::efficient_attention);
-  TORCH_CHECK(context.userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found.");
+  TORCH_CHECK(
+      at::globalContext().userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found.");
   return static_cast<int64_t>(at::SDPBackend::math);
 }
 
@@ -306,33 +348,44 @@ void set_capability(int major) {
   capability = major;
 }
 
-void register_kernels() {
+bool can_use_attention(
+    const std::string& kernel,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    bool has_mask,
+    bool causal,
+    bool grouped) {
+  Attention attention{query, key, value, has_mask, causal, grouped};
+  return kernel == "flash" ? attention.flash() : kernel == "cudnn" ? attention.cudnn() : attention.efficient();
+}
+
+void add_dense_kernels(torch::Library& aten) {
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
-  auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  aten->impl("empty.memory_format", &empty);
-  aten->impl("empty_strided", &empty_strided);
-  aten->impl("copy_", &copy_);
-  aten->impl("_local_scalar_dense", &local_scalar);
-  aten->impl("equal", &equal);
-  aten->impl("set_.source_Storage", &set_source_storage);
-  aten->impl("set_.source_Storage_storage_offset", &set_storage);
-  aten->impl("set_.source_Tensor", &set_tensor);
-  aten->impl("set_", &set_nothing);
-  aten->impl("resize_", &resize_);
-  aten->impl("record_stream", &record_stream);
-  aten->impl("is_set_to", &is_set_to);
-  aten->impl("as_strided", &at::native::as_strided_tensorimpl);
-  aten->impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
-  aten->impl("_reshape_alias", &at::native::_reshape_alias);
-  aten->impl("unfold", &at::native::unfold);
+  aten.impl("empty.memory_format", &empty);
+  aten.impl("empty_strided", &empty_strided);
+  aten.impl("copy_", &copy_);
+  aten.impl("_local_scalar_dense", &local_scalar);
+  aten.impl("equal", &equal);
+  aten.impl("set_.source_Storage", &set_source_storage);
+  aten.impl("set_.source_Storage_storage_offset", &set_storage);
+  aten.impl("set_.source_Tensor", &set_tensor);
+  aten.impl("set_", &set_nothing);
+  aten.impl("resize_", &resize_);
+  aten.impl("record_stream", &record_stream);
+  aten.impl("is_set_to", &is_set_to);
+  aten.impl("as_strided", &at::native::as_strided_tensorimpl);
+  aten.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+  aten.impl("_reshape_alias", &at::native::_reshape_alias);
+  aten.impl("unfold", &at::native::unfold);
   for (const char* library : {"_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"}) {
-    aten->impl(library, &no_cudnn_ctc);
-    aten->impl((std::string(library) + ".Tensor").c_str(), &no_cudnn_ctc_tensor);
+    aten.impl(library, &no_cudnn_ctc);
+    aten.impl((std::string(library) + ".Tensor").c_str(), &no_cudnn_ctc_tensor);
   }
-  aten->impl("_embedding_bag_backward", &at::native::_embedding_bag_backward_symint);
-  aten->impl("_fused_sdp_choice", &choose_attention);
-  aten->impl("_amp_foreach_non_finite_check_and_unscale_", &amp_unscale);
-  aten->impl("_amp_update_scale_", &amp_update);
+  aten.impl("_embedding_bag_backward", &at::native::_embedding_bag_backward_symint);
+  aten.impl("_fused_sdp_choice", &choose_attention);
+  aten.impl("_amp_foreach_non_finite_check_and_unscale_", &amp_unscale);
+  aten.impl("_amp_update_scale_", &amp_update);
 }
 
 } // namespace sandtable

@@ -12,7 +12,9 @@
 #include "nccl.h"
 #include "operators.h"
 #include "recorder.h"
+#include "returns.h"
 #include "shapes.h"
+#include "updates.h"
 #include "values.h"
 
 namespace py = pybind11;
@@ -270,6 +272,19 @@ void bind_options(Class& cls, const char* name) {
       .def("__deepcopy__", [](const Options& self, const py::object&) { return c10::make_intrusive<Options>(self); });
 }
 
+template <typename Group>
+auto bind_nccl(py::module_& m, const char* name) {
+  py::class_<Group, VirtualGroup, c10::intrusive_ptr<Group>> cls(m, name);
+  cls.def(py::init([](const py::object&, int rank, int size, c10::intrusive_ptr<Options> options, const py::object&) {
+            return c10::make_intrusive<Group>(rank, size, std::move(options));
+          }),
+          py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device") = py::none())
+      .def_property_readonly("options", [](Group& self) {
+        return c10::static_intrusive_pointer_cast<Options>(self.getBackendOptions());
+      });
+  return cls;
+}
+
 void bind_groups(py::module_& m) {
   using intrusive = c10::intrusive_ptr<VirtualGroup>;
   py::class_<VirtualGroup, c10d::Backend, intrusive> base(m, "VirtualGroup");
@@ -288,22 +303,18 @@ void bind_groups(py::module_& m) {
       .def_property_readonly("uid", [](VirtualGroup&) { return std::string(); })
       .def_property("bound_device_id", [](VirtualGroup&) { return py::none(); }, [](VirtualGroup&, const py::object&) {});
 
-  py::class_<NcclGroup, VirtualGroup, c10::intrusive_ptr<NcclGroup>> nccl(m, "ProcessGroupNCCL");
+  auto nccl = bind_nccl<NcclGroup>(m, "ProcessGroupNCCL");
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>> options(nccl, "Options");
   bind_options(options, "nccl");
-  nccl.def(py::init([](const py::object&, int rank, int size, c10::intrusive_ptr<Options> opts) {
-             return c10::make_intrusive<NcclGroup>(rank, size, std::move(opts));
-           }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
-      .def_property_readonly("options", [](NcclGroup& self) {
-        return c10::static_intrusive_pointer_cast<Options>(self.getBackendOptions());
-      });
+  bind_nccl<Nccl2Group>(m, "ProcessGroupNCCL2");
+  bind_nccl<NcclLazyGroup>(m, "ProcessGroupNCCLLazy");
 
   py::class_<GlooGroup, VirtualGroup, c10::intrusive_ptr<GlooGroup>> gloo(m, "ProcessGroupGloo");
-  gloo.def(py::init([](const py::object&, int rank, int size, const py::object&) {
+  gloo.def(py::init([](const py::object&, int rank, int size, const py::object&, bool) {
              return c10::make_intrusive<GlooGroup>(rank, size, c10::make_intrusive<Options>("gloo"));
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = py::none())
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = py::none(),
+           py::arg("enable_reconfigure") = false)
       .def_property_readonly("options", [](GlooGroup& self) {
         return c10::static_intrusive_pointer_cast<Options>(self.getBackendOptions());
       });
@@ -366,7 +377,13 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("gather_waits", [] { Recorder::get().gather_waits(); });
   m.def("begin_function", &begin_function);
   m.def("end_function", &end_function);
-  m.def("mark_step", [](uint32_t number) { Recorder::get().end_step(number); });
+  m.def("end_update", [](uint32_t updater) { Recorder::get().end_update(updater, 0); });
+  m.def("watch_returns", &watch_returns);
+  m.def("watch_parameters", &watch_parameters);
+  m.def("begin_backward", &begin_backward);
+  m.def("mark_parameter", &mark_parameter);
+  m.def("take_update", &take_update);
+  m.def("num_backwards", &num_backwards);
   m.def("note", [](const std::string& kind, const std::string& text) {
     Recorder::get().note(kind, text, current_place().line);
   });
@@ -387,14 +404,8 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("take_notes", &notes_as_bytes);
   m.def("begin_group", &begin_group);
   m.def("bind_groups", [m]() mutable { bind_groups(m); });
+  m.def("register_kernels", &register_kernels);
+  m.def("begin_extension", &begin_extension);
+  m.def("end_extension", &end_extension);
+  m.def("can_use_attention", &can_use_attention);
 }
-
-namespace {
-struct Register {
-  Register() {
-    register_operators();
-    register_kernels();
-    register_sparse();
-  }
-} register_all;
-} // namespace

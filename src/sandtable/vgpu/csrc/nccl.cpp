@@ -14,6 +14,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "compatibility.h"
 #include "device.h"
 #include "recorder.h"
 #include "shapes.h"
@@ -147,7 +148,7 @@ at::Tensor reduced(const std::vector<std::string_view>& parts, const at::Tensor&
   for (const auto& part : parts) {
     at::Tensor value = as_tensor(part, like);
     if (how.op_ == ReduceOp::PREMUL_SUM && how.supplement_) {
-      auto* factor = static_cast<c10d::PreMulSumSupplement*>(how.supplement_.get());
+      auto* factor = static_cast<PreMulSumSupplement*>(how.supplement_.get());
       if (factor->tensor_factor.defined() && has_value(factor->tensor_factor))
         value.mul_(host(factor->tensor_factor).item());
       else
@@ -250,7 +251,8 @@ class VirtualTimer final : public c10d::Timer {
 } // namespace sandtable
 
 namespace c10d {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, sandtable::VirtualTimer);
+// A CUDA build has registered its own.
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(TimerRegistry, c10::kCUDA, c10::REGISTRY_PREFERRED, sandtable::VirtualTimer);
 } // namespace c10d
 
 namespace sandtable {
@@ -358,9 +360,7 @@ c10::intrusive_ptr<c10d::Backend> VirtualGroup::split(
   copy->group_desc = options->group_desc;
   for (int rank : ranks)
     copy->global_ranks_in_group.push_back(ranks_.empty() ? rank : ranks_[rank]);
-  // Only NCCL's groups say that they can be split.
-  return c10::make_intrusive<NcclGroup>(
-      static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), copy);
+  return alike(static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), copy);
 }
 
 void VirtualGroup::startCoalescing() {
@@ -515,6 +515,15 @@ std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, Issued&
   return {};
 }
 
+// Whether some rank has seen an overflow is unknown where the ranks' own flags are. This one has not: so none has.
+static bool stays_zero(const std::optional<ReduceOp>& how, const at::Tensor& output) {
+  bool is_or = how && (how->op_ == ReduceOp::MAX || how->op_ == ReduceOp::BOR);
+  if (!is_or || !output.is_cuda() || !has_value(output) || host_view(output).count_nonzero().item().toLong() != 0)
+    return false;
+  block_of(output)->shadow.exact = false;
+  return true;
+}
+
 void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
   std::vector<Payload> payloads;
   bool complete = issued.exchanges;
@@ -540,7 +549,8 @@ void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
     distribute(call, payloads);
   else if (!gives)
     for (const auto& output : call.outputs)
-      assign(output, std::nullopt);
+      if (call.op != "all_reduce" || !stays_zero(call.reduce, output))
+        assign(output, std::nullopt);
 }
 
 // The values of all members are here: each collective by its definition.

@@ -112,10 +112,15 @@ class VirtualGroup : public c10d::Backend {
       const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
-  void eagerConnectSingleDevice(at::Device) override { is_eager_ = true; }
+  void eagerConnectSingleDevice(at::Device) override { connect(); }
   c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
 
   int split_count = 0;
+
+ protected:
+  // Another group of the same library.
+  virtual c10::intrusive_ptr<VirtualGroup> alike(int rank, int size, c10::intrusive_ptr<Options> options) const = 0;
+  void connect() { is_eager_ = true; }
 
  private:
   struct Call;
@@ -139,11 +144,27 @@ class VirtualGroup : public c10d::Backend {
 };
 
 // One class a library, because torch asks which a group is by its Python class.
-struct NcclGroup final : VirtualGroup {
+template <typename Library>
+struct GroupOf : VirtualGroup {
   using VirtualGroup::VirtualGroup;
+  c10::intrusive_ptr<VirtualGroup> alike(int rank, int size, c10::intrusive_ptr<Options> options) const override {
+    return c10::make_intrusive<Library>(rank, size, std::move(options));
+  }
 };
-struct GlooGroup final : VirtualGroup {
-  using VirtualGroup::VirtualGroup;
+struct NcclGroup final : GroupOf<NcclGroup> {
+  using GroupOf::GroupOf;
+};
+// From torch 2.14 on: connects all ranks when it is made, unlike the lazy one, which connects pairs like NcclGroup.
+struct Nccl2Group final : GroupOf<Nccl2Group> {
+  Nccl2Group(int rank, int size, c10::intrusive_ptr<Options> options) : GroupOf(rank, size, std::move(options)) {
+    connect();
+  }
+};
+struct NcclLazyGroup final : GroupOf<NcclLazyGroup> {
+  using GroupOf::GroupOf;
+};
+struct GlooGroup final : GroupOf<GlooGroup> {
+  using GroupOf::GroupOf;
 };
 
 } // namespace sandtable

@@ -5,12 +5,13 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "device.h"
 #include "recorder.h"
+#include "updates.h"
 #include "values.h"
 
 namespace sandtable {
@@ -44,11 +45,12 @@ struct Inputs {
   int device = -1;
   bool all_known = true; // every virtual input has a value, exact or not
   bool all_exact = true;
-  bool none_true = false; // a mask without a true element, whose other values are unknown
+  bool none_true = false; // of an operator that counts: no input has an element that is true
 };
 
 Inputs look_at(const OperatorInfo& info, const Stack& stack) {
   Inputs inputs;
+  inputs.none_true = info.counts_true;
   bool has_host = false;
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = first; i < stack.size(); ++i) {
@@ -66,8 +68,8 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
       inputs.device = device;
       if (overwritten)
         return;
-      if (Block* block = block_of(tensor); info.counts_true && block != nullptr && block->all_false)
-        inputs.none_true = true;
+      if (inputs.none_true)
+        inputs.none_true = is_all_false(tensor);
       if (inputs.all_known && !has_value(tensor))
         inputs.all_known = inputs.all_exact = false;
       else if (inputs.all_exact && !is_exact(tensor))
@@ -149,19 +151,25 @@ bool prepare_overwritten(const OperatorInfo& info, const Stack& stack, bool exac
     if (info.argument_overwritten[i])
       for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
         ready = ready && (!tensor.is_cuda() || prepare_value(tensor));
-        if (Block* block = block_of(tensor); ready && block != nullptr)
+        if (Block* block = block_of(tensor); ready && block != nullptr) {
           block->shadow.exact = exact;
+          block->all_false = false;
+        }
       });
   return ready;
 }
 
-void forget_written(const OperatorInfo& info, const Stack& stack) {
+void forget_written(const OperatorInfo& info, const Stack& stack, bool none_true) {
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = 0; i < info.num_arguments; ++i)
     if (info.argument_written[i])
       for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
         if (tensor.is_cuda() && has_value(tensor))
           set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
+        if (none_true && info.argument_overwritten[i])
+          set_all_false(tensor);
+        else if (is_all_false(tensor))
+          block_of(tensor)->all_false = false;
       });
 }
 
@@ -170,9 +178,26 @@ void mark_written(const OperatorInfo& info, const Stack& stack) {
   for (size_t i = 0; i < info.num_arguments; ++i)
     if (info.argument_written[i])
       for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
-        if (Block* block = block_of(tensor))
+        if (Block* block = block_of(tensor)) {
           block->shadow.exact = false;
+          block->all_false = false;
+        }
       });
+}
+
+// Unknown values are taken to be finite: isnan, and isinf, which is abs() == inf.
+bool is_never_true(const OperatorInfo& info, const Stack& stack) {
+  if (!info.is_equality)
+    return info.is_never_true;
+  const c10::IValue& other = stack[stack.size() - info.num_arguments + 1];
+  return other.isDouble() && std::isinf(other.toDouble());
+}
+
+void look_for_parameters(const OperatorInfo& info, const Stack& stack) {
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    if (info.argument_written[i])
+      for_each_tensor(stack[first + i], [](const at::Tensor& tensor) { look_for_parameter(tensor); });
 }
 
 at::Tensor make_output(const Output& output, const OperatorInfo& info, const Stack& stack, int device) {
@@ -320,7 +345,9 @@ bool fill_by_mask(const OperatorInfo& info, Stack* stack) {
   return true;
 }
 
-void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+} // namespace
+
+void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const OperatorInfo& info = info_of(op);
   if (info.masks_are_indices) {
     if (fill_by_mask(info, stack))
@@ -354,7 +381,7 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   if (computed && !inputs.all_exact)
     mark_written(info, *stack);
   else if (!computed && !info.is_view)
-    forget_written(info, *stack);
+    forget_written(info, *stack, inputs.none_true);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());
@@ -375,9 +402,9 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
           set = value.defined() && value.sizes() == tensor.sizes() && set_value(tensor, value, inputs.all_exact);
         }
         if (!set && tensor.numel() <= kStandInElements)
-          set_stand_in(tensor, info.stand_in_flag, inputs.none_true ? 0 : info.stand_in_integer);
-        if (Block* block = block_of(tensor); info.is_never_true && !set && block != nullptr)
-          block->all_false = true;
+          set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
+        if (!set && (inputs.none_true || is_never_true(info, *stack)))
+          set_all_false(tensor);
       }
       if (planned.is_list)
         list.push_back(std::move(tensor));
@@ -389,12 +416,12 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   }
   if (!info.is_view)
     record_operator(plan.signature, inputs.device);
+  if (watching_parameters)
+    look_for_parameters(info, *stack);
   torch::jit::drop(*stack, info.num_arguments);
   for (auto& result : results)
     stack->push_back(std::move(result));
 }
-
-} // namespace
 
 void record_operator(uint32_t signature, int device) {
   Recorder& recorder = Recorder::get();
@@ -450,40 +477,6 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
     after->shadow.bytes = std::make_unique<char[]>(after->size); // zeros behind what was there
     after->shadow.exact = kept.exact;
     std::memcpy(after->shadow.bytes.get(), kept.bytes.get(), kept_bytes);
-  }
-}
-
-namespace {
-torch::Library* library_for(const char* name, c10::DispatchKey key) {
-  return new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
-}
-} // namespace
-
-void register_operators() {
-  using Function = torch::CppFunction;
-  // The fallback serves operators that have no composite kernel. Structured operators have one that would turn
-  // add into add.out, and a few operators have composites that a GPU build does not use: both get ours by name.
-  library_for("_", c10::DispatchKey::CUDA)->fallback(Function::makeFromBoxedFunction<&kernel>());
-  auto& dispatcher = c10::Dispatcher::singleton();
-  auto* aten = library_for("aten", c10::DispatchKey::CUDA);
-  static const std::vector<std::string> by_name{
-      "addr", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm", "_fused_rms_norm",
-      "mish_backward", "_chunk_cat", "_grouped_mm", "split_with_sizes_copy.out", "native_dropout", "_scaled_grouped_mm",
-      "_fused_rms_norm_backward", "embedding_renorm_", "silu_backward"};
-  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(std::nullopt)) {
-    if (name.name.compare(0, 6, "aten::") != 0)
-      continue;
-    auto op = dispatcher.findOp(name);
-    if (!op)
-      continue;
-    std::string plain = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    bool structured = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-    bool foreach = plain.compare(0, 9, "_foreach_") == 0 || plain.compare(0, 7, "_fused_") == 0;
-    bool named = std::find(by_name.begin(), by_name.end(), plain) != by_name.end();
-    bool is_autogen_out = plain.size() > 4 && plain.compare(plain.size() - 4, 4, ".out") == 0;
-    bool implicit = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    if ((named || ((structured || (foreach && !is_autogen_out)) && !implicit)) && plain != "_fused_sdp_choice")
-      aten->impl(plain.c_str(), Function::makeFromBoxedFunction<&kernel>());
   }
 }
 

@@ -9,10 +9,10 @@
 #include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
 
 #include <unordered_map>
 
+#include "compatibility.h"
 #include "recorder.h"
 
 namespace sandtable {
@@ -100,6 +100,8 @@ uint32_t python_line() {
 Place find_place() {
   bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   uint32_t line = python_line();
+  if (Recorder::get().in_optimizer()) // also one that steps inside backward, parameter by parameter
+    return {Phase::kOptimizer, line};
   if (in_backward) {
     if ((c10::GradMode::is_enabled() || recomputing_functions > 0) && line != 0)
       return {Phase::kRecompute, line};
@@ -116,7 +118,7 @@ Place find_place() {
       line_of_sequence.resize(next * 2, 0);
     line_of_sequence[next - 1] = line;
   }
-  return {Recorder::get().in_optimizer() ? Phase::kOptimizer : Phase::kForward, line};
+  return {Phase::kForward, line};
 }
 
 } // namespace

@@ -47,9 +47,9 @@ void Recorder::host_sync(Sync what, uint16_t on_stream) {
   add(Kind::kHostSync, 0, on_stream, static_cast<int64_t>(what));
 }
 
-void Recorder::end_step(uint32_t number) {
-  add(Kind::kStep, number, 0, 0, Phase::kOptimizer, 0);
-  before_step_ = num_operators_;
+void Recorder::end_update(uint32_t updater, int64_t detail) {
+  add(Kind::kStep, updater, 0, detail, Phase::kOptimizer, 0);
+  before_update_ = num_operators_;
 }
 
 uint32_t Recorder::submit_job() {

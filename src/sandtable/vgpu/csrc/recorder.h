@@ -91,13 +91,13 @@ class Recorder {
   void note(const std::string& kind, const std::string& text, uint32_t line);
 
   void set_optimizer(bool inside) { in_optimizer_ = inside; }
-  void end_step(uint32_t number); // of the optimizer
-  // How many operators may come between one step and the next.
+  void end_update(uint32_t updater, int64_t detail); // a step may end here: capture.py decides when all is known
+  // How many operators may come between one update and the next.
   void set_operator_limit(int64_t limit) { operator_limit_ = limit; }
   void set_recording(bool on) { recording_ = on; }
   bool recording() const { return recording_; }
   bool in_optimizer() const { return in_optimizer_; }
-  bool over_limit() const { return operator_limit_ > 0 && num_operators_ - before_step_ >= operator_limit_; }
+  bool over_limit() const { return operator_limit_ > 0 && num_operators_ - before_update_ >= operator_limit_; }
   int64_t num_operators() const { return num_operators_; }
 
   std::vector<uint8_t> kind;
@@ -126,7 +126,7 @@ class Recorder {
   bool in_optimizer_ = false;
   int64_t operator_limit_ = 0;
   int64_t num_operators_ = 0;
-  int64_t before_step_ = 0;
+  int64_t before_update_ = 0;
 };
 
 // While one lives on this thread, all that is recorded belongs to one operator: its place is looked up once, if at all.

@@ -405,12 +405,14 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> by_mask{
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
       "aten::_unsafe_index_put"};
-  static const std::unordered_set<std::string> counters{"aten::any", "aten::sum", "aten::count_nonzero"};
+  static const std::unordered_set<std::string> counters{
+      "aten::any", "aten::sum", "aten::count_nonzero", "aten::max", "aten::amax", "aten::logical_or", "aten::bitwise_or"};
   for (size_t i = 0; i < info.num_arguments; ++i)
     if (schema.arguments()[i].type()->str() == "Generator?" || schema.arguments()[i].type()->str() == "Generator")
       info.generator = static_cast<int>(i);
   info.is_random = info.generator >= 0 || info.base == "aten::native_dropout";
   info.is_never_true = info.base == "aten::isnan" || info.base == "aten::isinf";
+  info.is_equality = info.base == "aten::eq";
   info.counts_true = counters.count(info.base) > 0;
   info.checks_index = info.base == "aten::index_select";
   info.is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;

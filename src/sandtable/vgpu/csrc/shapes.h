@@ -54,7 +54,8 @@ struct OperatorInfo {
   bool is_random = false;      // draws them, from that argument or from the card's own generator
   bool is_linalg = false;      // factorisations of stand-ins fail: never computed from them
   bool is_never_true = false;  // isnan, isinf: unknown values are taken to be finite
-  bool counts_true = false;    // any, sum, count_nonzero
+  bool is_equality = false;    // eq
+  bool counts_true = false;    // any, sum, max, logical_or: of nothing but false or zero, the result is that, too
   bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
   bool stand_in_flag = false;  // what an unknown truth value reads as: all, isfinite -> true
   int64_t stand_in_integer = 1;

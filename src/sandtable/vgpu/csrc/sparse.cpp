@@ -7,7 +7,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
-#include <torch/library.h>
 
 #include "operators.h"
 #include "recorder.h"
@@ -67,34 +66,6 @@ bool apply_to_values(const c10::OperatorHandle& op, const OperatorInfo& info, St
   return true;
 }
 
-void sparse_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  const OperatorInfo& info = info_of(op);
-  at::AutoDispatchBelowADInplaceOrView below;
-  size_t first = stack->size() - info.num_arguments;
-  for (size_t i = 0; i < info.returns_argument.size(); ++i) {
-    int written = info.returns_argument[i];
-    bool dense_target = written >= 0 && info.returns_written[i] && (*stack)[first + written].isTensor() &&
-        !(*stack)[first + written].toTensor().is_sparse();
-    if (!dense_target)
-      continue;
-    // dense (+)= sparse: the target keeps its shape
-    at::Tensor target = (*stack)[first + written].toTensor();
-    auto parts = dense_parts(*stack, info.num_arguments);
-    forget_value(target);
-    record_operator(signature_of(info.base, parts, {target}), target.device().index());
-    torch::jit::drop(*stack, info.num_arguments);
-    stack->push_back(target);
-    return;
-  }
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::SparseMeta)) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::SparseMeta), stack);
-    return;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      apply_to_values(op, info, stack), "sandtable: ", info.name, " is not rehearsed for sparse tensors (called at ",
-      describe_line(current_place().line), "); make the tensor dense with .to_dense() before it");
-}
-
 at::Tensor coalesce(const at::Tensor& self) {
   at::Tensor result = shell(self._indices().clone(), self._values().clone(), self.sizes());
   record_operator(
@@ -145,25 +116,40 @@ at::Tensor addmm(
 
 } // namespace
 
-void register_sparse() {
-  using Function = torch::CppFunction;
-  auto* any = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
-  any->fallback(Function::makeFromBoxedFunction<&sparse_kernel>());
-  auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
-  // Where a composite kernel exists it would go before the fallback: name those that have one of their own for sparse.
-  static const std::set<std::string> own{"_coalesce", "_to_dense", "sparse_mask", "add.Tensor", "addmm"};
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::SparseCPU)) {
-    auto op = dispatcher.findOp(name);
-    std::string plain = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (op && name.name.compare(0, 6, "aten::") == 0 && own.count(plain) == 0)
-      aten->impl(plain.c_str(), Function::makeFromBoxedFunction<&sparse_kernel>());
+void sparse_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const OperatorInfo& info = info_of(op);
+  at::AutoDispatchBelowADInplaceOrView below;
+  size_t first = stack->size() - info.num_arguments;
+  for (size_t i = 0; i < info.returns_argument.size(); ++i) {
+    int written = info.returns_argument[i];
+    bool dense_target = written >= 0 && info.returns_written[i] && (*stack)[first + written].isTensor() &&
+        !(*stack)[first + written].toTensor().is_sparse();
+    if (!dense_target)
+      continue;
+    // dense (+)= sparse: the target keeps its shape
+    at::Tensor target = (*stack)[first + written].toTensor();
+    auto parts = dense_parts(*stack, info.num_arguments);
+    forget_value(target);
+    record_operator(signature_of(info.base, parts, {target}), target.device().index());
+    torch::jit::drop(*stack, info.num_arguments);
+    stack->push_back(target);
+    return;
   }
-  aten->impl("_coalesce", &coalesce);
-  aten->impl("_to_dense", &to_dense);
-  aten->impl("sparse_mask", &sparse_mask);
-  aten->impl("add.Tensor", &add);
-  aten->impl("addmm", &addmm);
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::SparseMeta)) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::SparseMeta), stack);
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      apply_to_values(op, info, stack), "sandtable: ", info.name, " is not rehearsed for sparse tensors (called at ",
+      describe_line(current_place().line), "); make the tensor dense with .to_dense() before it");
+}
+
+void add_sparse_kernels(torch::Library& aten) {
+  aten.impl("_coalesce", &coalesce);
+  aten.impl("_to_dense", &to_dense);
+  aten.impl("sparse_mask", &sparse_mask);
+  aten.impl("add.Tensor", &add);
+  aten.impl("addmm", &addmm);
 }
 
 } // namespace sandtable

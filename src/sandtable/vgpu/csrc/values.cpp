@@ -1,6 +1,7 @@
 #include "values.h"
 
 #include <ATen/ops/fill.h>
+#include <ATen/ops/zero.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -95,6 +96,20 @@ bool set_value(const at::Tensor& tensor, const at::Tensor& host, bool exact) {
     return false;
   host_view(tensor).copy_(host);
   return true;
+}
+
+bool is_all_false(const at::Tensor& tensor) {
+  Block* block = block_of(tensor);
+  return block != nullptr && block->all_false;
+}
+
+void set_all_false(const at::Tensor& tensor) {
+  Block* block = block_of(tensor);
+  if (block != nullptr && tensor.numel() * tensor.element_size() == tensor.storage().nbytes()) {
+    block->all_false = true;
+    if (block->shadow.bytes != nullptr)
+      host_view(tensor).zero_();
+  }
 }
 
 void set_stand_in(const at::Tensor& tensor, bool flag, int64_t integer) {

@@ -27,6 +27,9 @@ bool prepare_value(const at::Tensor& tensor);
 void forget_value(const at::Tensor& tensor);
 // Gives the tensor's storage a shadow with these contents (same shape); false if it is too large to have one.
 bool set_value(const at::Tensor& tensor, const at::Tensor& host, bool exact);
+// Values unknown, but none of them is true, or other than zero: isnan of something unknown.
+bool is_all_false(const at::Tensor& tensor);
+void set_all_false(const at::Tensor& tensor); // if it is all of its storage
 // Gives a scalar-like tensor its stand-in: bool `flag`, integers `integer`, floats 1.
 void set_stand_in(const at::Tensor& tensor, bool flag, int64_t integer);
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from sandtable.cluster import Device
 
-__all__ = ["CudaDeviceProperties", "describe", "forget_init", "names"]
+__all__ = ["CudaDeviceProperties", "describe", "forget_init", "fork_unnoticed", "names"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,17 @@ def forget_init() -> None:
     _cards.is_initialised = _cards.in_bad_fork = False
 
 
+def fork_unnoticed() -> int:
+    """Fork a process that may use CUDA if this one may; return its number, or 0 in it."""
+    was_bad = _cards.in_bad_fork
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a process with threads is forked
+        process = os.fork()
+    if process == 0:
+        _cards.in_bad_fork = was_bad
+    return process
+
+
 def _initialise() -> None:
     """Initialise CUDA, as a CUDA build does when it is asked for a device."""
     import torch
@@ -106,6 +118,7 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_getDeviceCount": core.device_count,
         "_cuda_synchronize": core.synchronize,
         "_cuda_canDeviceAccessPeer": lambda device, peer: True,
+        "_cuda_hasPrimaryContext": lambda device: _cards.is_initialised,
         "_cuda_getArchFlags": _arch_flags,
         "_cuda_getCompiledVersion": lambda: 13000,
         "_cuda_getDriverVersion": lambda: 13000,

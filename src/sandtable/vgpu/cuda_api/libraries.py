@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -111,12 +112,39 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_nvtx": Nvtx,
         "_cudnn": Cudnn,
         "_has_cudnn": True,
+        "_has_cusparselt": False,
+        "_cudnn_set_conv_benchmark_empty_cache": _accept,
+        "_cudnn_clear_dropout_state": _accept,
+        "_cuda_get_conv_benchmark_empty_cache": lambda: False,
         "_is_flash_attention_available": lambda: True,
+        "_can_use_flash_attention": _can_use(core, "flash"),
+        "_can_use_mem_efficient_attention": _can_use(core, "efficient"),
+        "_can_use_cudnn_attention": _can_use(core, "cudnn"),
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-        "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
+        "_cuda_set_cudnn_benchmark_limit": _accept,
         "_nccl_version": lambda: NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
         "_cuda_getCurrentBlasHandle": lambda: 1,
         "_cuda_getCurrentSolverHandle": lambda: 1,
+        "_cuda_tunableop_enable": _accept,
         "_cuda_tunableop_is_enabled": lambda: False,
+        "_cuda_tunableop_tuning_enable": _accept,
+        "_cuda_tunableop_tuning_is_enabled": lambda: False,
+        "_cuda_record_untuned_enable": _accept,
+        "_cuda_record_untuned_is_enabled": lambda: False,
     }
+
+
+def _can_use(core: ModuleType, kernel: str) -> Callable[..., bool]:
+    def can_use_kernel(params: Any, debug: bool = False) -> bool:
+        given = (params.query, params.key, params.value)
+        answer: bool = core.can_use_attention(
+            kernel, *given, params.attn_mask is not None, params.is_causal, params.enable_gqa
+        )
+        return answer
+
+    return can_use_kernel
+
+
+def _accept(*_: object) -> None:
+    return None

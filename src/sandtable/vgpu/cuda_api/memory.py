@@ -52,9 +52,6 @@ def names(core: ModuleType) -> dict[str, Any]:
         raw[held.data_ptr()] = held
         return held.data_ptr()
 
-    def accept(*_: object, **__: object) -> None:
-        return None
-
     return {
         "_cuda_memoryStats": core.memory_stats,
         "_cuda_resetPeakMemoryStats": core.reset_peak,
@@ -65,30 +62,50 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_memorySnapshot": snapshot,
         "_cuda_CUDAAllocator": CUDAAllocator,
         "_MemPool": MemPool,
-        "_cuda_beginAllocateToPool": accept,
-        "_cuda_beginAllocateCurrentThreadToPool": accept,
-        "_cuda_endAllocateToPool": accept,
-        "_cuda_releasePool": accept,
+        "_cuda_beginAllocateToPool": _accept,
+        "_cuda_beginAllocateCurrentThreadToPool": _accept,
+        "_cuda_beginAllocateCurrentStreamToPool": _accept,
+        "_cuda_checkPoolLiveAllocations": lambda *_: True,
+        "_cuda_endAllocateToPool": _accept,
+        "_cuda_releasePool": _accept,
         "_cuda_cudaCachingAllocator_raw_alloc": allocate_raw,
         "_cuda_cudaCachingAllocator_raw_delete": raw.pop,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_hostMemoryStats": dict,
-        "_cuda_resetAccumulatedHostMemoryStats": accept,
-        "_cuda_resetPeakHostMemoryStats": accept,
-        "_cuda_record_memory_history": accept,
-        "_cuda_record_memory_history_legacy": accept,
-        "_cuda_setMemoryMetadata": accept,
+        "_cuda_resetAccumulatedHostMemoryStats": _accept,
+        "_cuda_resetPeakHostMemoryStats": _accept,
+        "_host_emptyCache": _accept,
+        "_cuda_attach_out_of_memory_observer": _accept,
+        "_cuda_isHistoryEnabled": lambda: False,
+        "_cuda_annotateMemory": _accept,
+        "_cuda_memoryMetadataSupported": lambda: False,
+        "_cuda_record_memory_history": _accept,
+        "_cuda_record_memory_history_legacy": _accept,
+        "_cuda_setMemoryMetadata": _accept,
         "_cuda_getMemoryMetadata": str,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": accept,
-        "_accelerator_setAllocatorSettings": accept,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": _accept,
+        "_accelerator_setAllocatorSettings": _accept,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_cudaCachingAllocator_enable": accept,
-        "_cuda_getCublasWorkspaceSize": lambda: 0,
-        "_cuda_setCublasWorkspaceSize": accept,
-        "_cuda_getCublasLtWorkspaceSize": lambda: 0,
-        "_cuda_setCublasLtWorkspaceSize": accept,
-        "_cuda_clearCublasWorkspaces": accept,
+        "_cuda_cudaCachingAllocator_enable": _accept,
+        **_workspace_names(),
     }
+
+
+def _workspace_names() -> dict[str, Any]:
+    """Return the names that belong to cuBLAS's workspaces, which are not modelled."""
+    return {
+        "_cuda_getCublasWorkspaceSize": lambda: 0,
+        "_cuda_setCublasWorkspaceSize": _accept,
+        "_cuda_resetCublasWorkspaceSize": _accept,
+        "_cuda_getCublasLtWorkspaceSize": lambda: 0,
+        "_cuda_setCublasLtWorkspaceSize": _accept,
+        "_cuda_resetCublasLtWorkspaceSize": _accept,
+        "_cuda_clearCublasWorkspaces": _accept,
+    }
+
+
+def _accept(*_: object, **__: object) -> None:
+    return None
 
 
 def _segment(device: int, address: int, blocks: list[tuple[Any, ...]]) -> dict[str, Any]:

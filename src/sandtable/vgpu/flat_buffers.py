@@ -1,0 +1,88 @@
+"""Flat buffers: where a rank's parameters lie in buffers that ranks share out among themselves.
+
+ZeRO, distributed optimizers and FSDP1 lay parameters end to end in one long tensor and cut it into equal shards, one
+per rank. A shard's ends fall wherever they fall, so ranks hold different pieces of different parameters. This module
+reads the layouts once, after the first step; `cuts.py` computes the pieces of every rank from them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sandtable.trace import FlatBuffer
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+
+__all__ = ["FlatBufferReader", "read_flat_buffers"]
+
+Part = tuple[int, int, tuple[str, ...]]
+
+
+class FlatBufferReader:
+    """Reads the flat buffers of this process once."""
+
+    def __init__(self) -> None:
+        self._buffers: tuple[FlatBuffer, ...] | None = None
+
+    @property
+    def buffers(self) -> tuple[FlatBuffer, ...]:
+        return self._buffers or ()
+
+    def read(self) -> None:
+        """Read the buffers, if they have not been read."""
+        if self._buffers is None:
+            self._buffers = read_flat_buffers()
+
+
+def read_flat_buffers() -> tuple[FlatBuffer, ...]:
+    """Return the layouts of all flat buffers that parameters of this process lie in."""
+    from torch.nn import Parameter
+
+    parameters = [thing for thing in gc.get_objects() if isinstance(thing, Parameter)]
+    fsdp = sys.modules.get("torch.distributed.fsdp._flat_param")
+    flat = [parameter for parameter in parameters if fsdp is not None and isinstance(parameter, fsdp.FlatParameter)]
+    sharded = {_storage(parameter) for parameter in flat}
+    buffers = [*map(_unit, flat), *_shared_storages(p for p in parameters if _storage(p) not in sharded)]
+    return tuple(sorted(buffers, key=lambda buffer: (buffer.num_elements, buffer.parts)))
+
+
+def _unit(flat: Any) -> FlatBuffer:
+    """Return the layout of a unit of FSDP1, which keeps it in the flat parameter."""
+    parts: list[Part] = []
+    start, shapes, originals = 0, iter(flat._shapes), iter(flat._params or [None] * len(flat._shapes))
+    for size, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if not is_padding:
+            parts.append((start, size, _flags(len(next(shapes)), next(originals))))
+        start += size
+    return FlatBuffer(num_elements=flat._padded_unsharded_size.numel(), parts=tuple(parts))
+
+
+def _shared_storages(parameters: Iterable[Parameter]) -> Iterator[FlatBuffer]:
+    """Yield the layouts of storages that several parameters are views of."""
+    parts: dict[int, set[Part]] = {}
+    num_elements: dict[int, int] = {}
+    for parameter in parameters:
+        if not parameter.is_cuda or not parameter.is_contiguous():
+            continue
+        storage = _storage(parameter)
+        flags = _flags(parameter.dim(), parameter)
+        parts.setdefault(storage, set()).add((int(parameter.storage_offset()), parameter.numel(), flags))
+        num_elements[storage] = parameter.untyped_storage().nbytes() // parameter.element_size()
+    for storage, views in parts.items():
+        if len(views) > 1:
+            yield FlatBuffer(num_elements=num_elements[storage], parts=tuple(sorted(views)))
+
+
+def _flags(num_dims: int, parameter: Parameter | None) -> tuple[str, ...]:
+    """Return what optimizers distinguish parameters by: being a vector, and what frameworks have marked them with."""
+    marks = [] if parameter is None else [name for name, value in vars(parameter).items() if value is True]
+    return tuple(sorted([*marks, "vector"] if num_dims <= 1 else marks))
+
+
+def _storage(parameter: Parameter) -> int:
+    address: int = parameter.untyped_storage()._cdata
+    return address

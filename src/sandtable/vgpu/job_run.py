@@ -1,0 +1,218 @@
+"""The run of a job: one session, or more if ranks must run together, or if the script starts its ranks itself."""
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sandtable.errors import FindingError, LaunchError, SandtableError
+from sandtable.events import Event, Listener, Noticed, RankPrinted
+from sandtable.launch import LayeredEnvironment, NodeEnvironment, OwnEnvironment
+from sandtable.trace import Note, RankRecords
+from sandtable.vgpu.fork_client import ForkClient
+from sandtable.vgpu.fork_protocol import ScriptRelaunched
+from sandtable.vgpu.session import RankStarter, Session
+from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
+from sandtable.vgpu.sharded_ranks import ShardedRanks
+from sandtable.vgpu.spawned_ranks import RanksLaunched, ScriptLaunched, SpawnedRanks
+from sandtable.vgpu.stop import SCRIPT_ENDED
+
+__all__ = ["FinishedSession", "run_job"]
+
+_MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FinishedSession:
+    """A session that has ended, its job, its classes, and the records of their representatives."""
+
+    job: Job
+    session: Session
+    classes: Mapping[int, tuple[int, ...]]
+    records: Mapping[int, RankRecords]
+    error: SandtableError | None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that every captured rank has made."""
+        return min((outcome.num_steps for outcome in self.session.outcomes.values()), default=0)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a rank failed, or was stopped because enough of it was captured."""
+        reasons = {outcome.stop_reason for outcome in self.session.outcomes.values()}
+        return self.error is not None or reasons != {SCRIPT_ENDED}
+
+
+def run_job(job: Job, client: ForkClient, listen: Listener, directory: Path) -> FinishedSession:
+    """Run the job's ranks until the work of every rank is known; keep files in `directory`."""
+    client.begin_launch(
+        ScriptSettings(
+            script=job.script,
+            is_module=job.is_module,
+            script_args=job.script_args,
+            environment=dict(os.environ),
+            directory=os.getcwd(),
+            rank_variables=job.rank_variables,
+        ),
+        directory,
+        shares_imports=job.may_share_imports,
+    )
+    if not job.starts_own_ranks:
+        return _run_sessions(job, client, listen, _tasks(job, directory))
+    spawned = SpawnedRanks(job, client, listen)
+    printed = _PrintedLines(listen)
+    try:
+        return _run_own_ranks(job, spawned, printed, directory)
+    except ScriptLaunched as launched:
+        job = _relaunched(job, launched.report)
+    finally:
+        spawned.close()
+    listen(Noticed(text=f"the script starts itself {job.nproc_per_node} times per node: these are the ranks"))
+    return _run_sessions(job, client, printed.once, _tasks(job, directory))
+
+
+def _run_own_ranks(job: Job, spawned: SpawnedRanks, listen: Listener, directory: Path) -> FinishedSession:
+    """Run a script that may start its ranks itself; of several launches, return the first with the most steps."""
+    parents = job
+    if job.num_nodes > 1:
+        layers = (NodeEnvironment(), job.launcher_environment)
+        parents = replace(job, launcher_environment=LayeredEnvironment(layers))
+    parent_tasks = _tasks(parents, directory / "parents", offer_address=spawned.address)
+    spawned.run_parents_by(parent_tasks)
+    try:
+        return _run_sessions(parents, spawned, listen, parent_tasks)
+    except RanksLaunched as launched:
+        spawned.adopt(launched.parents)
+        num_processes: int | None = launched.num_processes
+    finished: list[FinishedSession] = []
+    while num_processes is not None:
+        launch = replace(job, world_size=job.num_nodes * num_processes, nproc_per_node=num_processes)
+        listen(Noticed(text=f"the script starts {num_processes} processes per node: these are the ranks"))
+        spawned.begin(launch)
+        finished.append(_run_sessions(launch, spawned, listen, _tasks(launch, directory)))
+        if finished[-1].is_last:
+            return finished[-1]
+        try:
+            num_processes = spawned.next_launch()
+        except FindingError as error:
+            return replace(finished[-1], error=error)
+    best = max(finished, key=lambda session: session.num_steps)
+    if len(finished) == 1:
+        return best
+    text = f"the script launches processes {len(finished)} times; this is launch {finished.index(best) + 1}"
+    return replace(best, notes=(Note("several launches", text),))
+
+
+def _relaunched(job: Job, report: ScriptRelaunched) -> Job:
+    """Return the job of a script that has started itself again as the other ranks of its node."""
+    per_node, world_size = len(report.rank_variables), report.world_size
+    num_nodes = world_size // per_node
+    if world_size % per_node or job.num_nodes not in (1, num_nodes):
+        raise LaunchError(
+            f"the script must agree with --nnodes, but it starts {per_node} ranks per node for a world of {world_size} "
+            f"ranks, on {job.num_nodes} nodes; give --nnodes {num_nodes}, or change the script"
+        )
+    return replace(
+        job,
+        world_size=world_size,
+        nproc_per_node=per_node,
+        cluster=job.cluster.with_nodes(num_nodes),
+        launcher_environment=LayeredEnvironment((job.launcher_environment, OwnEnvironment(report.rank_variables))),
+    )
+
+
+def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable[[int], RankTask]) -> FinishedSession:
+    """Run a session; again if it may have failed because ranks did not run together.
+
+    A rank may have been answered before all ranks of its kind were known, or a sample may have come too late for a file
+    that another rank has removed.
+    """
+    primaries = job.first_ranks
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        session = Session(job, ranks, listen, task=task)
+        error: FindingError | None = None
+        try:
+            classes = session.run(primaries)
+        except RanksLaunched as launched:
+            launched.parents = session.hand_over()
+            raise
+        except ScriptLaunched:
+            session.kill_ranks()
+            raise
+        except FindingError as failure:
+            together = session.primaries | session.late_samples
+            is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or together <= primaries
+            if not is_final and (session.late_samples or session.broker.stale()):
+                session.kill_ranks()
+                primaries = together
+                names = ", ".join(map(str, sorted(primaries)))
+                listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))
+                continue
+            error = failure
+            classes = session.wind_down(failure)
+        finally:
+            session.close()
+        records = {
+            rank: _with_largest_memory(RankRecords.load(task(rank).records_path), members, session.sharded)
+            for rank, members in classes.items()
+        }
+        return FinishedSession(job=job, session=session, classes=classes, records=records, error=error)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _with_largest_memory(records: RankRecords, members: Iterable[int], sharded: Iterable[ShardedRanks]) -> RankRecords:
+    """Give the representative of sharded ranks the largest memory peaks of those captured: they differ by rounding."""
+    captured = {rank: work.records.memory for ranks in sharded for rank, work in ranks.work.items()}
+    peaks = [records.memory, *(captured[rank] for rank in captured.keys() & set(members))]
+    memory = replace(
+        records.memory,
+        allocated_bytes=max(peak.allocated_bytes for peak in peaks),
+        reserved_bytes=max(peak.reserved_bytes for peak in peaks),
+    )
+    return replace(records, memory=memory)
+
+
+def _tasks(job: Job, directory: Path, *, offer_address: str = "") -> Callable[[int], RankTask]:
+    directory.mkdir(exist_ok=True)
+    port = _free_port()
+
+    def task(rank: int) -> RankTask:
+        return RankTask(
+            settings=job.rank_settings(rank),
+            environment=job.environment(rank, master_port=port),
+            leading_args=job.leading_args(rank, master_port=port),
+            records_path=str(directory / f"rank{rank}.records"),
+            offer_address=offer_address,
+        )
+
+    return task
+
+
+class _PrintedLines:
+    """Passes events on and counts the lines of rank 0; `once` leaves them out when rank 0 begins again."""
+
+    def __init__(self, listen: Listener) -> None:
+        self._listen = listen
+        self._printed: Counter[RankPrinted] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RankPrinted) and event.rank == 0:
+            self._printed[event] += 1
+        self._listen(event)
+
+    def once(self, event: Event) -> None:
+        if isinstance(event, RankPrinted) and self._printed[event] > 0:
+            self._printed[event] -= 1
+        else:
+            self._listen(event)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,142 @@
+"""Shards: how many pieces of which parameters each rank holds, by arithmetic.
+
+Lay planks of different lengths end to end and saw the whole into equal parts: some parts come from the middle of one
+plank, others hold the ends of several. A flat buffer of N elements over D ranks is sawn at p N / D, p = 1 ... D - 1, so
+its layout tells the pieces of every rank, whether it runs or not. Most of the ranks of a large run hold one piece; the
+few that hold the biases and norms of a layer hold a dozen.
+
+Cost: O(parameters + ranks), for any number of ranks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sandtable.trace.records import FlatBuffer, RankRecords
+from sandtable.trace.signature import DTYPE_BITS
+
+__all__ = ["CutBuffer", "PieceTable", "cut_buffers", "piece_table"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutBuffer:
+    """A flat buffer, and how it is cut: each bucket (start, size) into equal shards, one per member of the group."""
+
+    buffer: FlatBuffer
+    group: int
+    """An index into the rank's own groups."""
+    num_shards: int
+    buckets: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceTable:
+    """What ranks hold: one row per rank, one column per name.
+
+    Columns are what may decide the work of a rank: the number of its pieces; their elements; the elements of the whole
+    parameters they are pieces of; the same of parameters with a flag; and whether a list of them is empty, or has one
+    entry, which needs no concatenation.
+    """
+
+    ranks: Ints
+    names: tuple[str, ...]
+    flags: tuple[str, ...]
+    """The flags that some parameters have and others have not."""
+    rows: Ints
+
+    def column(self, name: str) -> Ints:
+        """Return one column."""
+        return np.asarray(self.rows[:, self.names.index(name)])
+
+    def of(self, ranks: Sequence[int]) -> Ints:
+        """Return the rows of some of the ranks."""
+        return np.asarray(self.rows[np.searchsorted(self.ranks, np.asarray(ranks, dtype=np.int64))])
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks hold the same."""
+        return bool((self.rows == self.rows[:1]).all())
+
+
+def cut_buffers(records: RankRecords) -> list[CutBuffer]:
+    """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets."""
+    calls = _sharding_calls(records)
+    cut: list[CutBuffer] = []
+    for buffer in records.flat_buffers:
+        for group, sizes in calls.items():
+            num_shards = len(records.groups[group].ranks)
+            buckets = _buckets(buffer.num_elements, sizes)
+            if buckets and num_shards > 1 and all(size % num_shards == 0 for _, size in buckets):
+                cut.append(CutBuffer(buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
+                break
+    return cut
+
+
+def piece_table(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]]) -> PieceTable:
+    """Count the pieces of each of `ranks`; every buffer comes with their positions in its group."""
+    pieces, elements, whole = _count(ranks, buffers)
+    columns = {"pieces": pieces, "elements": elements, "whole": whole, "none": pieces == 0, "one": pieces == 1}
+    in_use = [set(flags) for cut, _ in buffers for _, _, flags in cut.buffer.parts]
+    flags = sorted(set[str]().union(*in_use) - set[str].intersection(*in_use)) if in_use else []
+    for flag in flags:
+        flagged, flagged_elements, _ = _count(ranks, buffers, flag=flag)
+        columns |= {f"pieces of {flag}": flagged, f"elements of {flag}": flagged_elements}
+        columns |= {f"none of {flag}": flagged == 0, f"none but {flag}": flagged == pieces}
+    rows = np.stack(list(columns.values()), axis=1).astype(np.int64)
+    return PieceTable(ranks, tuple(columns), tuple(flags), rows)
+
+
+def _count(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], *, flag: str | None = None) -> Ints:
+    """Return three numbers per rank: its pieces, their elements, and the elements of the parameters they belong to.
+
+    With `flag`, only parameters that have it count.
+    """
+    totals = np.zeros((3, len(ranks)), dtype=np.int64)
+    for cut, positions in buffers:
+        shards = np.zeros((3, cut.num_shards), dtype=np.int64)
+        parts = [part[:2] for part in cut.buffer.parts if flag is None or flag in part[2]]
+        for low, high, size, length in _spans(parts, cut):
+            first, last = low // length, (high - 1) // length
+            shards[:, first : last + 1] += np.array([[1], [length], [size]])
+            shards[1, first] -= low - first * length
+            shards[1, last] -= (last + 1) * length - high
+        totals += shards[:, positions]
+    return totals
+
+
+def _spans(parts: Sequence[tuple[int, int]], cut: CutBuffer) -> Iterator[tuple[int, int, int, int]]:
+    """Yield, of each parameter in each bucket, its ends in the bucket, its size, and the length of a shard."""
+    for bucket_start, bucket_size in cut.buckets:
+        for start, size in parts:
+            low = max(start, bucket_start) - bucket_start
+            high = min(start + size, bucket_start + bucket_size) - bucket_start
+            if low < high:
+                yield low, high, size, bucket_size // cut.num_shards
+
+
+def _sharding_calls(records: RankRecords) -> dict[int, list[int]]:
+    """Return the elements that calls gather from all shards, then those that calls scatter to them, by group."""
+    sizes: dict[int, list[int]] = {}
+    calls = records.calls
+    for name, column in (("all_gather", calls.bytes_out), ("reduce_scatter", calls.bytes_in)):
+        for row in np.flatnonzero(np.isin(calls.op, [k for k, op in enumerate(records.call_ops) if op == name])):
+            element_bytes = DTYPE_BITS[records.dtypes[calls.dtype[row]]] // 8
+            sizes.setdefault(int(calls.group[row]), []).append(int(column[row]) // element_bytes)
+    return sizes
+
+
+def _buckets(num_elements: int, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the buckets of a buffer: one if a call has its size, else consecutive calls that add up to it."""
+    if num_elements in sizes:
+        return ((0, num_elements),)
+    ends = np.cumsum([0, *sizes]).tolist()
+    place = {end: k for k, end in enumerate(ends)}
+    for last, end in enumerate(ends):
+        first = place.get(end - num_elements)
+        if first is not None:
+            return tuple((ends[k] - ends[first], sizes[k]) for k in range(first, last))
+    return ()

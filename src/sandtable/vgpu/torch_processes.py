@@ -1,0 +1,59 @@
+"""What torch says about the processes of a script: it launches some, one begins to use CUDA, or joins the world."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from multiprocessing.synchronize import Event
+from typing import Any
+
+from sandtable.vgpu.child_processes import ChildProcesses
+from sandtable.vgpu.process_groups import GroupAnnouncer
+
+__all__ = ["follow_processes"]
+
+_ELASTIC = "torch.distributed.elastic.multiprocessing.api"
+
+
+def follow_processes(processes: ChildProcesses, groups: GroupAnnouncer) -> None:
+    """Have torch report launches of processes, the first use of CUDA and the making of the world."""
+    import torch
+
+    groups.before_world = processes.join_world
+    torch._C._cuda_init = _after(processes.before_cuda, torch._C._cuda_init)
+    _announce_launches(processes)
+
+
+def _announce_launches(processes: ChildProcesses) -> None:
+    """Report how many processes `mp.spawn` and `start_processes` start."""
+    import torch.multiprocessing
+
+    module = sys.modules["torch.multiprocessing.spawn"]  # the name in the package is the function
+    original = module.start_processes
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def start_processes(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        if given.arguments["fn"].__module__ == _ELASTIC:
+            # Workers await an event before they end. The agent sets it when it has the results of all, but those that
+            # are not captured have none.
+            for argument in given.arguments["args"]:
+                if isinstance(argument, Event):
+                    argument.set()
+        with processes.launching(given.arguments["nprocs"]):
+            return original(*args, **options)
+
+    for place in (module, torch.multiprocessing):
+        place.start_processes = start_processes  # type: ignore[attr-defined]
+
+
+def _after(first: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        function()
+
+    return call

@@ -1,0 +1,110 @@
+"""A launch command is read, not executed: its first words select the launcher."""
+
+import shlex
+
+import pytest
+from tests.launch.places import variables_of, world_of
+
+from sandtable.errors import LaunchError
+from sandtable.launch import is_launch_command, parse_command
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher", "script", "arguments"),
+    [
+        ("torchrun train.py -m x", "torchrun", "train.py", ("-m", "x")),
+        ("/opt/venv/bin/torchrun --standalone train.py", "torchrun", "train.py", ()),
+        ("python -m torch.distributed.run train.py", "torchrun", "train.py", ()),
+        ("python3.12 -u -X importtime -m torch.distributed.launch train.py", "torchrun", "train.py", ()),
+        ("accelerate launch --num_processes 4 train.py --lr 1", "accelerate launch", "train.py", ("--lr", "1")),
+        ("accelerate-launch --num-processes=4 train.py", "accelerate launch", "train.py", ()),
+        ("python -m accelerate.commands.launch train.py", "accelerate launch", "train.py", ()),
+        ("python -m accelerate launch train.py", "accelerate launch", "train.py", ()),
+        ("deepspeed train.py --deepspeed", "deepspeed", "train.py", ("--deepspeed",)),
+        ("python -m deepspeed.launcher.runner train.py", "deepspeed", "train.py", ()),
+        ("srun -N2 torchrun --nnodes 2 train.py", "torchrun", "train.py", ()),
+        ("srun --ntasks 4 python train.py", "srun", "train.py", ()),
+        ("mpirun -np 4 --mca btl tcp,self python train.py --mca", "mpirun", "train.py", ("--mca",)),
+        ("python train.py --m 3", "python", "train.py", ("--m", "3")),
+        ("python -W ignore -u train.py", "python", "train.py", ()),
+        ("env A=1 nohup python train.py", "python", "train.py", ()),
+        ("A=1 B=2 torchrun train.py", "torchrun", "train.py", ()),
+        ("uv run torchrun train.py", "torchrun", "train.py", ()),
+        ("uv run -- train.py --x", "python", "train.py", ("--x",)),
+        ("poetry run python train.py", "python", "train.py", ()),
+    ],
+)
+def test_the_first_words_select_the_launcher(
+    command: str, launcher: str, script: str, arguments: tuple[str, ...]
+) -> None:
+    words = shlex.split(command)
+    plan = parse_command(words, {"HF_HOME": "/nowhere"})
+    assert (plan.launcher, plan.script, plan.script_args, plan.is_module) == (launcher, script, arguments, False)
+    assert is_launch_command(words[0])
+
+
+@pytest.mark.parametrize("command", ["python -m pkg.train --x", "python -mpkg.train --x"])
+def test_python_runs_a_module_as_one_process_without_variables(command: str) -> None:
+    plan = parse_command(shlex.split(command), {})
+    assert (plan.script, plan.script_args, plan.is_module) == ("pkg.train", ("--x",), True)
+    assert world_of(plan) == (1, 1)
+    assert variables_of(plan, 0) == {}
+
+
+def test_variables_before_a_command_reach_every_rank_and_the_launcher() -> None:
+    plan = parse_command(["PET_NPROC_PER_NODE=4", "NCCL_DEBUG=INFO", "torchrun", "train.py"], {})
+    assert world_of(plan) == (1, 4)
+    assert variables_of(plan, 3)["NCCL_DEBUG"] == "INFO"
+
+
+def test_visible_devices_before_a_command_count_as_its_gpus() -> None:
+    words = ["CUDA_VISIBLE_DEVICES=0,2,3"]
+    for command in ("torchrun --nproc-per-node gpu train.py", "accelerate launch train.py", "deepspeed train.py"):
+        plan = parse_command([*words, *command.split()], {"HF_HOME": "/nowhere"})
+        assert world_of(plan) == (1, 3)
+        assert variables_of(plan, 0)["CUDA_VISIBLE_DEVICES"] == "0,2,3"
+
+
+def test_visible_devices_of_this_machine_say_nothing_about_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert world_of(parse_command(["torchrun", "--nproc-per-node", "gpu", "train.py"])) == (1, 8)
+
+
+@pytest.mark.parametrize("word", ["train.py", "dir/train.py", "notebook.ipynb", "train", "A=b.py", "./pkg"])
+def test_a_script_is_not_a_command(word: str) -> None:
+    assert not is_launch_command(word)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "must follow"),
+        ("bash train.sh", "'bash' runs a shell script; put `sandtable run --`"),
+        ("./train.sh 8", "runs a shell script"),
+        ("jsrun -n 4 python train.py", "but got 'jsrun -n'"),
+        ("env -i python train.py", "but got 'env -i'"),
+        ("uv sync", "but got 'uv sync'"),
+        ("uv run --with torch train.py", "but got '--with'"),
+        ("python", "must be given a script"),
+        ("python -c pass", "but got '-c pass'"),
+        ("python -m", "must be given a script or -m and a module"),
+        ("accelerate config", "only `accelerate launch`"),
+        ("torchrun --nproc-per-node", "must have a value and a script must follow"),
+        ("torchrun --nproc-per-node 8 --standalone", "but the command ends"),
+        ("torchrun --nprocs 8 train.py", "but got '--nprocs'"),
+        ("torchrun --standalone=1 train.py", "must stand alone"),
+        ("torchrun --no-python ./train", "cannot be rehearsed"),
+        ("torchrun --nnodes 0 train.py", "--nnodes must be a number"),
+        ("deepspeed --num-gpus 8 train.py", "but got '--num-gpus'"),
+        ("accelerate launch --num_proc 8 train.py", "but got '--num_proc'"),
+        ("accelerate launch --num_processes many train.py", "--num_processes must be a number"),
+        ("accelerate launch --cpu train.py", "--cpu cannot be rehearsed"),
+        ("srun --nodes two python train.py", "srun --nodes must be a number"),
+        ("mpirun -np x python train.py", "mpirun --np must be a number"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_a_remedy(command: str, message: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse_command(shlex.split(command), {"HF_HOME": "/nowhere"})
+    assert message in str(caught.value)
+    assert ";" in str(caught.value) or ":" in str(caught.value)

@@ -1,0 +1,79 @@
+"""Pieces by arithmetic are those that one finds by cutting the buffer."""
+
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandtable.trace import FlatBuffer, Group, RankRecords
+from sandtable.vgpu.shards import CutBuffer, cut_buffers, piece_table
+
+
+def laid_out(sizes: list[int], *, num_elements: int, vectors: AbstractSet[int] = frozenset()) -> FlatBuffer:
+    parts = [(sum(sizes[:k]), size, ("vector",) if k in vectors else ()) for k, size in enumerate(sizes)]
+    return FlatBuffer(num_elements=num_elements, parts=tuple(parts))
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    num_shards=st.integers(1, 9),
+    num_buckets=st.integers(1, 3),
+    data=st.data(),
+)
+def test_every_rank_holds_the_pieces_between_its_cuts(sizes, num_shards, num_buckets, data):
+    shortest = -(-sum(sizes) // (num_shards * num_buckets))
+    bucket = num_shards * data.draw(st.integers(shortest, 2 * shortest))
+    vectors = {k for k in range(len(sizes)) if data.draw(st.booleans())}
+    buffer = laid_out(sizes, num_elements=bucket * num_buckets, vectors=vectors)
+    cut = CutBuffer(
+        buffer=buffer,
+        group=0,
+        num_shards=num_shards,
+        buckets=tuple((k * bucket, bucket) for k in range(num_buckets)),
+    )
+    ranks = np.arange(num_shards)
+    table = piece_table(ranks, [(cut, ranks)])
+
+    owner = np.full(bucket * num_buckets, -1)
+    for number, (start, size, _) in enumerate(buffer.parts):
+        owner[start : start + size] = number
+    shards = owner.reshape(num_buckets, num_shards, -1)
+    for rank in range(num_shards):
+        held = [set(shard.tolist()) - {-1} for shard in shards[:, rank]]
+        assert table.column("pieces")[rank] == sum(map(len, held))
+        assert table.column("elements")[rank] == (shards[:, rank] >= 0).sum()
+        assert table.column("whole")[rank] == sum(sizes[part] for parts in held for part in parts)
+        assert table.column("none")[rank] == (not any(held))
+        if "vector" in table.flags:
+            assert table.column("pieces of vector")[rank] == sum(len(parts & vectors) for parts in held)
+
+
+@pytest.mark.parametrize(
+    ("gathered", "buckets"),
+    [
+        ([6, 48, 6], [((0, 48),)]),
+        ([24, 16, 8, 24, 16, 8], [((0, 24), (24, 16), (40, 8))]),
+        ([40, 16, 32], [((0, 16), (16, 32))]),
+        ([7, 9], []),
+        ([7, 41], []),  # two members do not hold equal shards of 7
+    ],
+)
+def test_a_buffer_is_cut_as_calls_gather_it(gathered, buckets):
+    records = RankRecords.build(
+        rank=0,
+        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
+        calls={"op": [0] * len(gathered), "bytes_in": [1] * len(gathered), "bytes_out": [4 * n for n in gathered]},
+        call_ops=("all_gather",),
+        dtypes=("float32",),
+        groups=(Group("world", (0, 1)),),
+        flat_buffers=(laid_out([10, 20], num_elements=48),),
+    )
+    assert [cut.buckets for cut in cut_buffers(records)] == buckets
+
+
+def test_a_buffer_that_nobody_gathers_is_not_cut():
+    records = RankRecords.build(rank=0, records={}, flat_buffers=(laid_out([1, 2], num_elements=4),))
+    assert cut_buffers(records) == []
