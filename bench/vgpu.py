@@ -1,11 +1,16 @@
-"""Compare the cost of an operator on the virtual GPU with torch's FakeTensorMode.
+"""Compare the cost of an operator on the virtual GPU with torch's FakeTensorMode, or with another checkout of sandtable.
 
     python bench/vgpu.py
     python bench/vgpu.py --quick
+    git worktree add OLD REVISION && python bench/vgpu.py --against OLD
 
 Both run the same training step eagerly: forward, backward and AdamW of examples/gpt_model.py in bfloat16. Each has a
 process of its own with one thread, and three warm-up steps, which fill the cache of the fake tensors. The two take
 turns in one run. The figures are medians.
+
+Of two checkouts, which differ by little, one pair of processes does not decide: where a process happens to have its
+memory changes its speed by a few percent. So there are several rounds, each with new processes, and the ratio is the
+median of theirs.
 
 The virtual GPU is a rank of an ordinary launch, and records what it does. The fake tensors are on the CPU of an
 unmodified torch, their cheapest form: fake CUDA tensors need a CUDA build or the virtual GPU.
@@ -20,12 +25,18 @@ faketensor_us_per_op  microseconds per operator under FakeTensorMode
 ratio                 faketensor_us_per_op / vgpu_us_per_op
 vgpu_step_ms, faketensor_step_ms  the whole step
 steps                 steps timed on each side
+
+and with --against, with "against" in the place of "faketensor":
+
+ratio                 vgpu_us_per_op / against_us_per_op, the median of all rounds
+ratios                the same of each round
 """
 
 import argparse
 import contextlib
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,7 +53,7 @@ from typing import Any
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WARM_UP_STEPS = 3
 STEPS_PER_TURN = 3
-SIDES = ("vgpu", "faketensor")
+SIDES = ("vgpu", "faketensor", "against")
 RANK_FLAG = "--as-rank"
 ENDED_EARLY = "bench/vgpu.py: a side ended early; its error is above"
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -57,31 +68,48 @@ def main() -> None:
     args = parse_arguments()
     if args.side:
         start_side(args)
-        return
+    elif args.against:
+        print(json.dumps(compare_checkouts(args)))
+    else:
+        count, times = take_turns(args, ("vgpu", "faketensor"))
+        vgpu, fake = median(times["vgpu"]), median(times["faketensor"])
+        print(json.dumps(figures_of(times, num_operators=count) | {"ratio": round(fake / vgpu, 1)}))
+
+
+def compare_checkouts(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of this checkout and the other one."""
+    total: dict[str, list[float]] = {"vgpu": [], "against": []}
+    ratios = []
+    for _ in range(args.rounds):
+        count, times = take_turns(args, ("vgpu", "against"))
+        ratios.append(median(times["vgpu"]) / median(times["against"]))
+        print(f"round {len(ratios)} of {args.rounds}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
+        for name, seconds in times.items():
+            total[name] += seconds
+    ratio = {"ratio": round(median(ratios), 3), "ratios": [round(ratio, 3) for ratio in sorted(ratios)]}
+    return figures_of(total, num_operators=count) | ratio
+
+
+def take_turns(args: argparse.Namespace, names: tuple[str, str]) -> tuple[int, dict[str, list[float]]]:
+    """Start both sides; return the operators per step and, by side, the seconds of its steps."""
     with tempfile.TemporaryDirectory(prefix="sandtable-bench-") as directory, contextlib.ExitStack() as stack:
-        sides = {name: stack.enter_context(contextlib.closing(Side(name, args, Path(directory)))) for name in SIDES}
+        sides = {name: stack.enter_context(contextlib.closing(Side(name, args, Path(directory)))) for name in names}
         counts = {name: side.count_operators() for name, side in sides.items()}
-        if counts["vgpu"] != counts["faketensor"]:
+        if len(set(counts.values())) > 1:
             sys.exit(f"bench/vgpu.py: both sides must run the same operators, but they run {counts}")
-        times: dict[str, list[float]] = {name: [] for name in SIDES}
+        times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(args.turns):
-            for name in SIDES if turn % 2 == 0 else reversed(SIDES):
+            for name in names if turn % 2 == 0 else reversed(names):
                 times[name] += sides[name].take_turn()
-    print(json.dumps(figures_of(times, num_operators=counts["vgpu"])))
+    return counts["vgpu"], times
 
 
 def figures_of(times: dict[str, list[float]], *, num_operators: int) -> dict[str, Any]:
     """Return the medians."""
-    vgpu, fake = median(times["vgpu"]), median(times["faketensor"])
-    return {
-        "operators": num_operators,
-        "vgpu_us_per_op": round(vgpu / num_operators * 1e6, 2),
-        "faketensor_us_per_op": round(fake / num_operators * 1e6, 2),
-        "ratio": round(fake / vgpu, 1),
-        "vgpu_step_ms": round(vgpu * 1e3, 2),
-        "faketensor_step_ms": round(fake * 1e3, 2),
-        "steps": len(times["vgpu"]),
-    }
+    steps = {name: median(seconds) for name, seconds in times.items()}
+    per_operator = {f"{name}_us_per_op": round(step / num_operators * 1e6, 2) for name, step in steps.items()}
+    whole = {f"{name}_step_ms": round(step * 1e3, 2) for name, step in steps.items()}
+    return {"operators": num_operators} | per_operator | whole | {"steps": len(times["vgpu"])}
 
 
 class Side:
@@ -91,7 +119,10 @@ class Side:
         self._listener = Listener(str(directory / name), "AF_UNIX")
         command = [sys.executable, __file__, "--side", name, "--address", str(self._listener.address)]
         command += ["--size", args.size, "--batch", str(args.batch), "--optimizer", args.optimizer]
-        self._process = subprocess.Popen(command)
+        environment = dict(os.environ)
+        if name == "against":
+            environment["PYTHONPATH"] = str(args.against.resolve() / "src")
+        self._process = subprocess.Popen(command, env=environment)
         self._connection: Connection | None = None
 
     def count_operators(self) -> int:
@@ -237,13 +268,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", help="model, by its name in examples/gpt_model.py (default 124m)")
     parser.add_argument("--batch", type=int, default=1, help="samples per step (default 1)")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="foreach", help="AdamW's form (default foreach)")
-    parser.add_argument("--turns", type=int, help=f"turns of each side, of {STEPS_PER_TURN} steps each (default 8)")
+    parser.add_argument("--against", type=Path, help="another checkout of sandtable, instead of FakeTensorMode")
+    parser.add_argument("--rounds", type=int, help="rounds with --against (default 9)")
+    parser.add_argument(
+        "--turns", type=int, help=f"turns of each side, of {STEPS_PER_TURN} steps each (default 8; with --against 40)"
+    )
     parser.add_argument("--quick", action="store_true", help="2 turns of the tiny model, unless given")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument(RANK_FLAG, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.turns = args.turns or (2 if args.quick else 8)
+    args.turns = args.turns or (2 if args.quick else 40 if args.against else 8)
+    args.rounds = args.rounds or (2 if args.quick else 9)
     args.size = args.size or ("tiny" if args.quick else "124m")
     return args
 

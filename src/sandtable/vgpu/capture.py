@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
@@ -31,12 +32,16 @@ from sandtable.vgpu.socket_messages import MessageRecorder
 from sandtable.vgpu.step_rows import keep_steps
 from sandtable.vgpu.steps import StepCounter
 from sandtable.vgpu.stop import StopCapture
+from sandtable.vgpu.subprocesses import PROGRAM_EVENTS
 from sandtable.vgpu.torch_processes import follow_processes
 
 __all__ = ["CONTEXT_BYTES", "Capture"]
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a CUDA context and the libraries' kernels take before the first tensor."""
+
+_REPORT_SECONDS = 0.1
+"""The least time between reports that a step has ended: a step may take less than a report costs."""
 
 _REDUCES = ("", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
 _RECORD_TYPES = {
@@ -101,9 +106,15 @@ class Capture:
         groups.install()
         flat_buffers = FlatBufferReader()
 
+        next_report = 0.0
+
         def end_step(number: int) -> None:
+            nonlocal next_report
             flat_buffers.read()
-            channel.report(StepEnded(number))
+            now = time.monotonic()
+            if now >= next_report:
+                channel.report(StepEnded(number))
+                next_report = now + _REPORT_SECONDS
 
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         steps.install()
@@ -126,6 +137,7 @@ class Capture:
             self._steps.go_on()
             return self._channel.ask_store(*request)
 
+        self._core.watch_audit_events(PROGRAM_EVENTS, processes.programs.check)
         follow_processes(processes, self._groups)
         offer_store(ask, is_rank=lambda: processes.is_rank)
 

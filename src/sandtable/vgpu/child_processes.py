@@ -79,7 +79,7 @@ class ChildProcesses:
 
     def __init__(self, task: RankTask, capture: RunningCapture, channel: RankChannel, turn: Turn) -> None:
         self.task = task
-        self._programs = Subprocesses(may_start_ranks=bool(task.offer_address))
+        self.programs = Subprocesses(may_start_ranks=bool(task.offer_address))
         self._capture = capture
         self._channel = channel
         self._turn = turn
@@ -103,8 +103,8 @@ class ChildProcesses:
         return self._is_rank
 
     def install(self) -> None:
-        """Have `multiprocessing` start processes through this object, and watch other ways of starting programs."""
-        self._programs.install()
+        """Have `multiprocessing` start processes through this object, and programs that are ranks only wait."""
+        self.programs.install()
         os.register_at_fork(after_in_child=self._forget_start)
         fork, spawned = context.ForkProcess._Popen, popen_spawn_posix.Popen
         kinds: Any = {context.ForkProcess: fork, context.SpawnProcess: spawned, context.ForkServerProcess: spawned}
@@ -216,7 +216,7 @@ class ChildProcesses:
 
     def join_world(self, rank: int, world_size: int) -> None:
         """Become a rank, if this process is none yet; the script says which, in a world of which size."""
-        if self._programs.has_started_ranks and not self._is_rank and self._start is None:
+        if self.programs.has_started_ranks and not self._is_rank and self._start is None:
             self._hand_over(world_size)
         may_join = not self._is_rank and (self._start is None or self._start.may_be_rank)
         if may_join and (self._start is not None or self._started or world_size != self.task.settings.world_size):
@@ -233,7 +233,7 @@ class ChildProcesses:
 
     def _hand_over(self, world_size: int) -> None:
         """Report the ranks that the script has started by starting itself, and wait to be ended: all begin again."""
-        report = ScriptRelaunched(world_size=world_size, rank_variables=self._programs.rank_variables())
+        report = ScriptRelaunched(world_size=world_size, rank_variables=self.programs.rank_variables())
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(self.task.offer_address)
             connection.send(encode(report))

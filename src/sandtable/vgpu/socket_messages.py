@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import socket
-import sys
 import threading
 from types import ModuleType
 from typing import Any
@@ -67,13 +66,8 @@ class MessageRecorder:
         with self._lock:
             if self._lines is None:
                 self._lines = tuple(self._groups.new_line(f"sockets to {which} ranks") for which in ("higher", "lower"))
-                sys.addaudithook(self._on_audit_event)
-
-    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == _MESSAGE:
-            self._record(*arguments)
-        elif event == _GATHERED:
-            self._core.gather_waits()
+                self._core.watch_audit_events([_MESSAGE], lambda event, arguments: self._record(*arguments))
+                self._core.watch_audit_events([_GATHERED], lambda event, arguments: self._core.gather_waits())
 
     def _record(self, sock: socket.socket, direction: str, header_bytes: int, payload_bytes: int) -> None:
         peer = self._rank_behind(sock)

@@ -16,7 +16,6 @@ because others would wait for one that stopped.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -65,7 +64,7 @@ class StepCounter:
         from torch.optim import Optimizer
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        sys.addaudithook(self._on_audit_event)
+        self._core.watch_audit_events([STEP_EVENT], lambda event, arguments: self.mark())
         if self._marker and not (function := MarkedFunction(self._marker)).reports_itself:
             self._core.watch_returns(function.is_in, self.mark)
         Optimizer.__init__ = self._admitting(Optimizer.__init__)  # type: ignore[method-assign]
@@ -221,10 +220,6 @@ class StepCounter:
     def _stop_if(self, is_enough: bool) -> None:
         if is_enough and not self._goes_on and threading.current_thread() is threading.main_thread():
             raise StopCapture("steps")
-
-    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == STEP_EVENT:
-            self.mark()
 
 
 class _ThreadState(threading.local):

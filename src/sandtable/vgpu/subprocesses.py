@@ -23,10 +23,12 @@ from typing import Any
 from sandtable.vgpu.failures import is_library, script_place
 from sandtable.vgpu.stop import ProcessRejected
 
-__all__ = ["Subprocesses", "training_command"]
+__all__ = ["PROGRAM_EVENTS", "Subprocesses", "training_command"]
+
+PROGRAM_EVENTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system")
+"""The audit events of programs that start."""
 
 _WAIT_FOREVER = ("sleep", "infinity")
-_EVENTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system")
 _LAUNCHERS = ("torchrun", "deepspeed")
 _LAUNCHER_MODULES = (
     "torch.distributed.run",
@@ -61,7 +63,7 @@ class Subprocesses:
         )
 
     def install(self) -> None:
-        """Watch every way of starting a program."""
+        """Have a program that is the script again, as a rank, only wait."""
         original = subprocess.Popen.__init__
 
         def popen(process: Any, args: Any, *rest: Any, **options: Any) -> None:
@@ -72,21 +74,10 @@ class Subprocesses:
             original(process, args, *rest, **options)
 
         subprocess.Popen.__init__ = popen  # type: ignore[method-assign, assignment]
-        sys.addaudithook(self._on_audit_event)
 
-    def _is_rank(self, args: Any, environment: Mapping[str, str]) -> bool:
-        """Return whether the command is this script again, with a rank of its own."""
-        if not self._may_start_ranks or isinstance(args, str | bytes | os.PathLike):
-            return False
-        command = [os.fsdecode(argument) for argument in args]
-        names_rank = environment.get("LOCAL_RANK", "0") != os.environ.get("LOCAL_RANK", "0")
-        return names_rank and environment.get("WORLD_SIZE", "1") != "1" and _script_of(command) == _own_script()
-
-    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _EVENTS:
-            return
-        command = _command_of(event, arguments)
-        training = training_command(command)
+    def check(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Raise ProcessRejected if the program that starts, by one of PROGRAM_EVENTS, is one that trains."""
+        training = training_command(_command_of(event, arguments))
         if training is not None:
             file, line = script_place()
             raise ProcessRejected(
@@ -95,6 +86,14 @@ class Subprocesses:
                 line=line,
                 remedy=f"rehearse that command by itself: sandtable run -- {training}",
             )
+
+    def _is_rank(self, args: Any, environment: Mapping[str, str]) -> bool:
+        """Return whether the command is this script again, with a rank of its own."""
+        if not self._may_start_ranks or isinstance(args, str | bytes | os.PathLike):
+            return False
+        command = [os.fsdecode(argument) for argument in args]
+        names_rank = environment.get("LOCAL_RANK", "0") != os.environ.get("LOCAL_RANK", "0")
+        return names_rank and environment.get("WORLD_SIZE", "1") != "1" and _script_of(command) == _own_script()
 
 
 def training_command(command: Sequence[str]) -> str | None:

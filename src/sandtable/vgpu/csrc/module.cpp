@@ -8,6 +8,7 @@
 #include <pybind11/stl.h>
 
 #include "allocator.h"
+#include "audit_events.h"
 #include "device.h"
 #include "nccl.h"
 #include "operators.h"
@@ -379,6 +380,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("end_function", &end_function);
   m.def("end_update", [](uint32_t updater) { Recorder::get().end_update(updater, 0); });
   m.def("watch_returns", &watch_returns);
+  m.def("watch_audit_events", &watch_audit_events);
   m.def("watch_parameters", &watch_parameters);
   m.def("begin_backward", &begin_backward);
   m.def("mark_parameter", &mark_parameter);
