@@ -72,7 +72,8 @@ class Dist:
         call = self._call(group, op, ("gather", group), num_bytes=-1)
         self._note(call)
         self.do(1000 + group)
-        return self.channel.gather((*call,), payload)
+        table, sources = self.channel.gather((*call,), payload)
+        return [table[source] for source in np.frombuffer(sources, dtype=np.int32)]
 
     def all_reduce(self, group: int, num_bytes: int, *, op: str = "all_reduce") -> None:
         """A large one: nothing is exchanged."""

@@ -73,13 +73,35 @@ class GroupAnnouncer:
         self.add(range(self._world_size), name)
         return self._core.ProcessGroupGloo(None, self.rank, self._world_size)
 
+    def _are_valid(self, ranks: Sequence[int]) -> bool:
+        """Return whether torch takes these ranks as a group; it says itself what is wrong with others."""
+        return 0 < len(ranks) == len(set(ranks)) and min(ranks) >= 0 and max(ranks) < self._world_size
+
     def install(self) -> None:
         """Have torch.distributed announce every group."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import HashStore
         from torch.distributed import distributed_c10d as c10d
 
-        make, split = c10d._new_process_group_helper, c10d.split_group
+        make, split, make_from_ranks = c10d._new_process_group_helper, c10d.split_group, c10d.new_group
+
+        def new_group(ranks: Any = None, *rest: Any, **options: Any) -> Any:
+            """Leave out what torch does for a group of other ranks, of which a rank may see tens of thousands."""
+            if (
+                ranks is None
+                or self.rank in ranks
+                or options.get("use_local_synchronization")
+                or not self._are_valid(ranks)
+                or not c10d.is_initialized()
+            ):
+                return make_from_ranks(ranks, *rest, **options)
+            members = sorted(ranks) if options.get("sort_ranks", True) else ranks
+            world = c10d._world
+            world.group_count += 1
+            other = c10d.GroupMember.NON_GROUP_MEMBER
+            world.pg_group_ranks[other] = {member: place for place, member in enumerate(members)}
+            self._channel.announce_group(members, options.get("group_desc") or UNNAMED_GROUP)
+            return other
 
         def make_group(group_size: int, group_rank: int, ranks: list[int], *rest: Any, **options: Any) -> Any:
             if not ranks:
@@ -107,6 +129,7 @@ class GroupAnnouncer:
             yield HashStore(), *_place(url, rank, world_size)
 
         replace: dict[str, Callable[..., Any]] = {
+            "new_group": new_group,
             "_new_process_group_helper": make_group,
             "split_group": split_group,
             "rendezvous": rendezvous,
@@ -115,7 +138,7 @@ class GroupAnnouncer:
         for name, function in replace.items():
             setattr(c10d, name, function)
         leave_out_flight_recorder(c10d)
-        dist.split_group = split_group
+        dist.split_group, dist.new_group = split_group, new_group
         import torch.distributed.device_mesh as device_mesh
 
         device_mesh.split_group = split_group  # type: ignore[attr-defined]

@@ -98,24 +98,26 @@ class RankChannel:
         """Announce a group: every one in the order this rank sees them made, the world first."""
         self._end_imports()
         with self._sending:
-            members = array("i", ranks)
             self._names.append(name)
-            self._group_sizes.append(len(members))
-            self._group_ranks.extend(members)
+            self._group_sizes.append(len(ranks))
+            self._group_ranks.extend(ranks)
             if self._rank in ranks:
-                self._sizes.append(len(members))
+                self._sizes.append(len(ranks))
 
     def announce_peer(self, group: int, peer: int) -> None:
         """Announce that point-to-point traffic with global rank `peer` begins, of any size."""
         self._post(PeerMet(group, peer))
 
-    def gather(self, call: CallTuple, payload: bytes | None) -> list[bytes | None]:
-        """Return what each member of the group put in, in group order. An unknown payload (None) waits for nothing."""
+    def gather(self, call: CallTuple, payload: bytes | None) -> tuple[Sequence[bytes | None], bytes]:
+        """Return what the members of the group put in: a table, and the place of each member's in it.
+
+        Places are raw 32-bit integers, in group order. An unknown payload (None) waits for nothing.
+        """
         if payload is None:
             self.post(call, None)
-            return [None] * self._sizes[call[0]]
+            return (None,), bytes(array("i").itemsize * self._sizes[call[0]])
         answer = self._ask(GatherAnswered, lambda ticket: GatherPosted(ticket, call, payload))
-        return [answer.table[source] for source in array("i", answer.sources)]
+        return answer.table, answer.sources
 
     def post(self, call: CallTuple, payload: bytes | None) -> None:
         """Put in a payload without waiting for the others, as the root of a broadcast does."""

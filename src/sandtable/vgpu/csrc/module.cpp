@@ -7,6 +7,8 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
+
 #include "allocator.h"
 #include "audit_events.h"
 #include "device.h"
@@ -213,11 +215,14 @@ void set_wire(const py::object& exchange) {
   auto* target = new py::object(exchange);
   wire().gather = [target](const CallKey& key, const Payload& payload) {
     py::gil_scoped_acquire gil;
-    py::object replies = target->attr("gather")(key_tuple(key), to_bytes(payload));
-    std::vector<Payload> payloads;
-    for (const auto& reply : replies)
-      payloads.push_back(from_bytes(reply));
-    return payloads;
+    py::tuple reply = target->attr("gather")(key_tuple(key), to_bytes(payload));
+    Gathered gathered;
+    for (const auto& entry : reply[0])
+      gathered.table.push_back(from_bytes(entry));
+    std::string_view sources = py::cast<std::string_view>(reply[1]);
+    gathered.sources.resize(sources.size() / sizeof(int32_t));
+    std::memcpy(gathered.sources.data(), sources.data(), sources.size());
+    return gathered;
   };
   wire().post = [target](const CallKey& key, const Payload& payload) {
     py::gil_scoped_acquire gil;

@@ -143,10 +143,15 @@ void combine(at::Tensor& total, const at::Tensor& other, ReduceOp::RedOpType how
   }
 }
 
-at::Tensor reduced(const std::vector<std::string_view>& parts, const at::Tensor& like, const ReduceOp& how) {
-  at::Tensor total;
+// Member k gave parts[sources[k]].
+at::Tensor reduced(
+    const std::vector<std::string_view>& parts,
+    const std::vector<int32_t>& sources,
+    const at::Tensor& like,
+    const ReduceOp& how) {
+  Tensors values;
   for (const auto& part : parts) {
-    at::Tensor value = as_tensor(part, like);
+    at::Tensor& value = values.emplace_back(as_tensor(part, like));
     if (how.op_ == ReduceOp::PREMUL_SUM && how.supplement_) {
       auto* factor = static_cast<PreMulSumSupplement*>(how.supplement_.get());
       if (factor->tensor_factor.defined() && has_value(factor->tensor_factor))
@@ -154,13 +159,12 @@ at::Tensor reduced(const std::vector<std::string_view>& parts, const at::Tensor&
       else
         value.mul_(factor->double_factor);
     }
-    if (!total.defined())
-      total = value;
-    else
-      combine(total, value, how.op_);
   }
+  at::Tensor total = values.at(sources.at(0)).clone();
+  for (size_t k = 1; k < sources.size(); ++k)
+    combine(total, values.at(sources[k]), how.op_);
   if (how.op_ == ReduceOp::AVG)
-    total = total.div(static_cast<int64_t>(parts.size())).to(like.scalar_type());
+    total = total.div(static_cast<int64_t>(sources.size())).to(like.scalar_type());
   return total;
 }
 
@@ -525,7 +529,7 @@ static bool stays_zero(const std::optional<ReduceOp>& how, const at::Tensor& out
 }
 
 void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
-  std::vector<Payload> payloads;
+  Gathered gathered;
   bool complete = issued.exchanges;
   bool is_root = getRank() == call.root;
   bool gives = call.op == "broadcast" && is_root;
@@ -540,13 +544,15 @@ void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
   } else if (issued.exchanges) {
     // Of a broadcast or a scatter only the root's value counts.
     bool all_count = call.op != "broadcast" && call.op != "scatter";
-    payloads = wire().gather(issued.key, all_count || is_root ? pack(sent) : Payload(std::string()));
-    for (size_t i = 0; i < payloads.size(); ++i)
-      complete &= payloads[i].has_value() || (!all_count && static_cast<int>(i) != call.root);
-    complete &= static_cast<int>(payloads.size()) == getSize();
+    gathered = wire().gather(issued.key, all_count || is_root ? pack(sent) : Payload(std::string()));
+    complete = static_cast<int>(gathered.sources.size()) == getSize();
+    if (complete && !all_count)
+      complete = gathered.table.at(gathered.sources[call.root]).has_value();
+    for (size_t i = 0; all_count && i < gathered.table.size(); ++i)
+      complete &= gathered.table[i].has_value();
   }
   if (complete)
-    distribute(call, payloads);
+    distribute(call, gathered);
   else if (!gives)
     for (const auto& output : call.outputs)
       if (call.op != "all_reduce" || !stays_zero(call.reduce, output))
@@ -554,20 +560,28 @@ void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
 }
 
 // The values of all members are here: each collective by its definition.
-void VirtualGroup::distribute(const Call& call, const std::vector<Payload>& payloads) const {
+void VirtualGroup::distribute(const Call& call, const Gathered& gathered) const {
+  using Parts = std::vector<std::string_view>;
   const Tensors& outputs = call.outputs;
+  const std::vector<int32_t>& sources = gathered.sources;
   bool is_root = getRank() == call.root;
-  std::vector<std::vector<std::string_view>> members;
-  for (const Payload& payload : payloads)
-    members.push_back(payload ? unpack(*payload) : std::vector<std::string_view>());
+  std::vector<Parts> entries;
+  for (const Payload& payload : gathered.table)
+    entries.push_back(payload ? unpack(*payload) : Parts());
+  auto part_of_each_entry = [&](size_t part) {
+    Parts parts;
+    for (const auto& entry : entries)
+      parts.push_back(entry.at(part));
+    return parts;
+  };
   auto part_of_each = [&](size_t part) {
-    std::vector<std::string_view> parts;
-    for (const auto& member : members)
-      parts.push_back(member.at(part));
+    Parts by_entry = part_of_each_entry(part), parts;
+    for (int32_t source : sources)
+      parts.push_back(by_entry.at(source));
     return parts;
   };
   // One output tensor takes the parts one behind the other, several take one each.
-  auto spread = [&](const std::vector<std::string_view>& parts) {
+  auto spread = [&](const Parts& parts) {
     if (outputs.size() == parts.size()) {
       for (size_t i = 0; i < outputs.size(); ++i)
         assign(outputs[i], as_tensor(parts[i], outputs[i]));
@@ -580,21 +594,21 @@ void VirtualGroup::distribute(const Call& call, const std::vector<Payload>& payl
   };
   if (call.op == "all_reduce" || (call.op == "reduce" && is_root)) {
     for (size_t i = 0; i < outputs.size(); ++i)
-      assign(outputs[i], reduced(part_of_each(i), outputs[i], *call.reduce));
+      assign(outputs[i], reduced(part_of_each_entry(i), sources, outputs[i], *call.reduce));
   } else if (call.op == "broadcast" && !is_root) {
-    spread(members.at(call.root));
+    spread(entries.at(sources.at(call.root)));
   } else if (call.op == "all_gather" || (call.op == "gather" && is_root)) {
     spread(part_of_each(0));
   } else if (call.op == "scatter") {
-    spread({members.at(call.root).at(getRank())});
+    spread({entries.at(sources.at(call.root)).at(getRank())});
   } else if (call.op == "all_to_all") {
     spread(part_of_each(getRank()));
   } else if (call.op == "reduce_scatter") {
-    std::vector<std::string_view> mine;
+    Parts mine;
     size_t bytes = outputs.at(0).nbytes();
-    for (const auto& member : members)
-      mine.push_back(member.size() == 1 ? member[0].substr(getRank() * bytes, bytes) : member.at(getRank()));
-    assign(outputs[0], reduced(mine, outputs[0], *call.reduce));
+    for (const auto& entry : entries)
+      mine.push_back(entry.size() == 1 ? entry[0].substr(getRank() * bytes, bytes) : entry.at(getRank()));
+    assign(outputs[0], reduced(mine, sources, outputs[0], *call.reduce));
   }
 }
 

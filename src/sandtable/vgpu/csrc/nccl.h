@@ -41,8 +41,14 @@ struct CallKey {
 
 // How values reach other ranks: set from Python, where the channel to the launcher lives.
 using Payload = std::optional<std::string>;
+// What the members of a group put in: member k gave table[sources[k]]. Few ranks run, so thousands of members share a few
+// entries.
+struct Gathered {
+  std::vector<Payload> table;
+  std::vector<int32_t> sources;
+};
 struct Wire {
-  std::function<std::vector<Payload>(const CallKey&, const Payload&)> gather;
+  std::function<Gathered(const CallKey&, const Payload&)> gather;
   std::function<void(const CallKey&, const Payload&)> post; // as gather, by a member that needs nobody's value
   std::function<void(const CallKey&, const Payload&)> send;
   std::function<Payload(const CallKey&)> receive;
@@ -132,7 +138,7 @@ class VirtualGroup : public c10d::Backend {
   c10::Stream stream_for(const Call& call, const Issued& issued) const;
   std::function<void()> exchange_with_peer(const Call& call, Issued& issued);
   void exchange_with_all(const Call& call, const Issued& issued);
-  void distribute(const Call& call, const std::vector<Payload>& payloads) const;
+  void distribute(const Call& call, const Gathered& gathered) const;
 
   c10::intrusive_ptr<Options> options_;
   int index_;
