@@ -1,4 +1,4 @@
-"""Compare the cost of an operator on the virtual GPU with torch's FakeTensorMode, or with another checkout of sandtable.
+"""Compare the cost of an operator on the virtual GPU with FakeTensorMode's, or with that in another checkout.
 
     python bench/vgpu.py
     python bench/vgpu.py --quick

@@ -63,7 +63,7 @@ class Trace:
             run=run,
             representatives=representatives,
             class_of_rank=class_of_rank,
-            groups=GroupTable(groups),
+            groups=groups if isinstance(groups, GroupTable) else GroupTable(groups),
             tables=tables,
             shared=tuple(shared),
         )

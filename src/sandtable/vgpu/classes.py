@@ -341,9 +341,10 @@ class _RankFacts:
 def _group_sizes(registry: GroupRegistry) -> Ints:
     """Return a number per rank that depends on the sizes of its groups: ranks that differ here hardly work alike."""
     kinds = np.zeros(registry.world_size, dtype=np.int64)
-    for entry, members in enumerate(registry.members):
-        salt = hash((len(members), 0x5A4D)) & 0x7FFFFFFF
-        kinds[members] += (registry.presumed_places(entry) + 1) * salt
+    for family in registry.families():
+        salt = hash((family.size, 0x5A4D)) & 0x7FFFFFFF
+        places = np.stack([registry.presumed_places(entry) for entry in family.entries])
+        np.add.at(kinds, family.members, (places + 1) * salt)
     return kinds
 
 

@@ -9,8 +9,7 @@ A run on 12,288 ranks makes thousands of groups and every captured rank announce
 as chunks of raw integers, and a chunk already seen (after the same chunks) costs a dictionary lookup.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -18,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from sandtable.trace.groups import GroupTable
 from sandtable.vgpu.protocol import GroupsMade
 
 __all__ = ["UNNAMED_GROUP", "GroupFamily", "GroupRegistry"]
@@ -48,11 +48,14 @@ class GroupFamily:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """What ranks that announced the same chunks so far have in common."""
+    """What ranks that announced the same chunks so far have in common: the groups of the last chunk, and so on."""
 
-    counts: Counter[bytes] = field(default_factory=Counter)
-    entries: list[int] = field(default_factory=list)
-    by_rank: dict[int, list[int]] = field(default_factory=dict)
+    counts: dict[bytes, int] = field(default_factory=dict)
+    """By members, how many groups had these in all chunks."""
+    entries: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    members: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The members of all groups, one group behind the other; `entry_of` holds the entry of each."""
+    entry_of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     following: dict[GroupsMade, "_State"] = field(default_factory=dict)
 
 
@@ -65,7 +68,7 @@ class GroupRegistry:
         self.members: list[Ints] = []
         self._positions: list[dict[int, int] | None] = []
         self._places: list[Ints] = []
-        self._global: list[bool] = []
+        self._is_global = np.empty(0, dtype=np.bool_)
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._num_groups_of = np.zeros(world_size, dtype=np.int64)
         self._root = _State()
@@ -86,13 +89,13 @@ class GroupRegistry:
             following = state.following[chunk] = self._read(chunk, state.counts)
         self._states[rank] = following
         own, place_of = self._own.setdefault(rank, []), self._place_of.setdefault(rank, {})
-        mine = following.by_rank.get(rank, [])
-        for entry in mine:
+        mine = following.entry_of[following.members == rank]
+        for entry in mine.tolist():
             place_of[entry] = len(own)
             own.append(entry)
-        if len(mine) < len(following.entries):
-            for entry in set(following.entries).difference(mine):
-                self._global[entry] = True
+        was_global = self._is_global[mine]
+        self._is_global[following.entries] = True
+        self._is_global[mine] = was_global
         return len(self.members) > before
 
     def forget(self, rank: int) -> None:
@@ -114,7 +117,7 @@ class GroupRegistry:
 
     def is_global(self, entry: int) -> bool:
         """Return whether a rank outside the group saw it made: then every rank did, and `presumed_places` is exact."""
-        return self._global[entry]
+        return bool(self._is_global[entry])
 
     def position(self, entry: int, rank: int) -> int | None:
         """Return the position of `rank` within the group."""
@@ -153,6 +156,14 @@ class GroupRegistry:
         # Ranks that made the same groups in different orders have no common one.
         return order if len(order) == len(self.members) else list(range(len(self.members)))
 
+    def table(self) -> GroupTable:
+        """Return all groups, `in_order`."""
+        order = self.in_order()
+        members = [self.members[entry] for entry in order]
+        offsets = np.cumsum([0, *map(len, members)], dtype=np.int64)
+        names = [self.names[entry] for entry in order]
+        return GroupTable.of_columns(names, np.concatenate([np.empty(0, dtype=np.int64), *members]), offsets)
+
     def has_private(self) -> bool:
         """Return whether some captured rank did not see a group made (`use_local_synchronization`).
 
@@ -161,7 +172,7 @@ class GroupRegistry:
         captured = self._own.keys()
         unseen = [
             entry
-            for entry, is_global in enumerate(self._global)
+            for entry, is_global in enumerate(self._is_global.tolist())
             if not is_global and len(self.members[entry]) < self.world_size
         ]
         return any(captured - set(self.members[entry].tolist()) for entry in unseen)
@@ -172,39 +183,48 @@ class GroupRegistry:
             self._families = self._make_families()
         return self._families
 
-    def _read(self, chunk: GroupsMade, counts: Counter[bytes]) -> _State:
-        state = _State(counts=counts.copy())
-        ranks = np.frombuffer(chunk.ranks, dtype=np.int32)
-        ends = np.cumsum(np.frombuffer(chunk.sizes, dtype=np.int32))
-        start = 0
-        for name, end in zip(chunk.names, ends.tolist(), strict=True):
-            members = ranks[start:end]
+    def _read(self, chunk: GroupsMade, earlier_counts: Mapping[bytes, int]) -> _State:
+        counts = dict(earlier_counts)
+        members = np.frombuffer(chunk.ranks, dtype=np.int32)
+        sizes = np.frombuffer(chunk.sizes, dtype=np.int32)
+        num_before, width, start = len(self.members), members.itemsize, 0
+        entries: list[int] = []
+        for end in (np.cumsum(sizes) * width).tolist():
+            key = chunk.ranks[start:end]
             start = end
-            key = members.tobytes()
-            entry = self._numbers.get((key, state.counts[key]))
-            if entry is None:
-                entry = self._add(name, members.astype(np.int64), (key, state.counts[key]))
-            state.counts[key] += 1
-            state.entries.append(entry)
-            for rank in members.tolist():
-                state.by_rank.setdefault(rank, []).append(entry)
+            occurrence = counts.get(key, 0)
+            counts[key] = occurrence + 1
+            entries.append(self._numbers.setdefault((key, occurrence), len(self._numbers)))
+        state = _State(
+            counts=counts,
+            entries=np.array(entries, dtype=np.int64),
+            members=members.astype(np.int64),
+            entry_of=np.repeat(entries, sizes),
+        )
+        is_new = state.entries >= num_before
+        if is_new.any():
+            names = [name for name, entry in zip(chunk.names, entries, strict=True) if entry >= num_before]
+            self._add(names, state.members[np.repeat(is_new, sizes)], sizes[is_new])
         return state
 
-    def _add(self, name: str, members: Ints, number: tuple[bytes, int]) -> int:
-        entry = self._numbers[number] = len(self.members)
-        self.names.append(name)
-        self.members.append(members)
-        self._positions.append(None)
-        self._places.append(self._num_groups_of[members])
-        self._global.append(False)
-        self._num_groups_of[members] += 1
+    def _add(self, names: Sequence[str], members: Ints, sizes: npt.NDArray[np.int32]) -> None:
+        """Add new groups; `members` holds those of all of them, one group behind the other."""
+        places = self._num_groups_of[members] + _occurrences(members)
+        self._num_groups_of += np.bincount(members, minlength=self.world_size)
+        ends = np.cumsum(sizes).tolist()
+        for start, end in zip([0, *ends], ends, strict=False):
+            self.members.append(members[start:end])
+            self._places.append(places[start:end])
+        self.names.extend(names)
+        self._positions.extend([None] * len(names))
+        self._is_global = np.append(self._is_global, np.zeros(len(names), dtype=np.bool_))
         self._families = None
-        return entry
 
     def _make_families(self) -> tuple[GroupFamily, ...]:
         shapes: dict[object, list[int]] = {}
         for entry, members in enumerate(self.members):
-            shapes.setdefault((members - members[0]).tobytes(), []).append(entry)
+            shape = (members - members[0]).tobytes() if len(members) > 1 else b""
+            shapes.setdefault(shape, []).append(entry)
         families: dict[object, list[int]] = {}
         for shape, entries in shapes.items():
             alone = len(entries) == 1
@@ -214,3 +234,14 @@ class GroupRegistry:
             GroupFamily(tuple(entries), np.stack([self.members[entry] for entry in entries]))
             for entries in families.values()
         )
+
+
+def _occurrences(values: Ints) -> Ints:
+    """Return for each value how often it stands further to the left: 0, 0, 1, 0, 2 for 5, 7, 5, 3, 5."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    first_places = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+    occurrences = np.empty_like(values)
+    occurrences[order] = np.arange(len(values)) - first_places
+    return occurrences

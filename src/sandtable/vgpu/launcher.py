@@ -25,7 +25,7 @@ from sandtable.errors import LaunchError, SandtableError
 from sandtable.events import Listener, Preparing, Started, ignore
 from sandtable.findings import place_text
 from sandtable.launch import is_notebook, read_notebook
-from sandtable.trace import Group, Note, RunFacts, Trace
+from sandtable.trace import Note, RunFacts, Trace
 from sandtable.vgpu.build import core_path as built_core_path
 from sandtable.vgpu.fork_client import ForkClient
 from sandtable.vgpu.job_run import FinishedSession, run_job
@@ -198,16 +198,11 @@ def _assemble(finished: FinishedSession, *, wall_seconds: float, core_seconds: f
         peak_rss_bytes=session.meter.peak_bytes,
         notes=(*_notes(job, session), *finished.notes),
     )
-    return Trace.assemble(finished.records, classes=finished.classes, groups=_groups(session), run=run)
+    return Trace.assemble(finished.records, classes=finished.classes, groups=session.registry.table(), run=run)
 
 
 def _command(job: Job) -> tuple[str, ...]:
     return job.command or (job.script, *job.script_args)
-
-
-def _groups(session: Session) -> Iterable[Group]:
-    registry = session.registry
-    return (Group(registry.names[entry], tuple(registry.members[entry].tolist())) for entry in registry.in_order())
 
 
 def _notes(job: Job, session: Session) -> Iterable[Note]:

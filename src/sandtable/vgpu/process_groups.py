@@ -6,6 +6,7 @@ comes next.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -73,35 +74,13 @@ class GroupAnnouncer:
         self.add(range(self._world_size), name)
         return self._core.ProcessGroupGloo(None, self.rank, self._world_size)
 
-    def _are_valid(self, ranks: Sequence[int]) -> bool:
-        """Return whether torch takes these ranks as a group; it says itself what is wrong with others."""
-        return 0 < len(ranks) == len(set(ranks)) and min(ranks) >= 0 and max(ranks) < self._world_size
-
     def install(self) -> None:
         """Have torch.distributed announce every group."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import HashStore
         from torch.distributed import distributed_c10d as c10d
 
-        make, split, make_from_ranks = c10d._new_process_group_helper, c10d.split_group, c10d.new_group
-
-        def new_group(ranks: Any = None, *rest: Any, **options: Any) -> Any:
-            """Leave out what torch does for a group of other ranks, of which a rank may see tens of thousands."""
-            if (
-                ranks is None
-                or self.rank in ranks
-                or options.get("use_local_synchronization")
-                or not self._are_valid(ranks)
-                or not c10d.is_initialized()
-            ):
-                return make_from_ranks(ranks, *rest, **options)
-            members = sorted(ranks) if options.get("sort_ranks", True) else ranks
-            world = c10d._world
-            world.group_count += 1
-            other = c10d.GroupMember.NON_GROUP_MEMBER
-            world.pg_group_ranks[other] = {member: place for place, member in enumerate(members)}
-            self._channel.announce_group(members, options.get("group_desc") or UNNAMED_GROUP)
-            return other
+        make, split, new_group = c10d._new_process_group_helper, c10d.split_group, self._new_group(c10d)
 
         def make_group(group_size: int, group_rank: int, ranks: list[int], *rest: Any, **options: Any) -> Any:
             if not ranks:
@@ -142,3 +121,25 @@ class GroupAnnouncer:
         import torch.distributed.device_mesh as device_mesh
 
         device_mesh.split_group = split_group  # type: ignore[attr-defined]
+
+    def _new_group(self, c10d: ModuleType) -> Callable[..., Any]:
+        """Return torch's `new_group` without what it does for groups of other ranks: there may be tens of thousands."""
+        original = c10d.new_group
+
+        @functools.wraps(original)
+        def new_group(ranks: Any = None, *rest: Any, **options: Any) -> Any:
+            is_own = ranks is None or self.rank in ranks
+            if is_own or len(rest) > 3 or options.get("use_local_synchronization") or not c10d.is_initialized():
+                return original(ranks, *rest, **options)
+            members = sorted(ranks)
+            if not members or members[0] < 0 or members[-1] >= self._world_size or len(set(members)) < len(members):
+                return original(ranks, *rest, **options)  # which says what is wrong
+            if not options.get("sort_ranks", True):
+                members = list(ranks)
+            world, other = c10d._world, c10d.GroupMember.NON_GROUP_MEMBER
+            world.group_count += 1
+            world.pg_group_ranks[other] = {member: place for place, member in enumerate(members)}
+            self._channel.announce_group(members, options.get("group_desc") or UNNAMED_GROUP)
+            return other
+
+        return new_group
