@@ -25,6 +25,13 @@ def trace_without_steps(*notes: Note) -> Trace:
     return make_trace({0: script}, classes={0: [0]}, groups=(ALONE,), notes=notes)
 
 
+def trace_without_gpu_work() -> Trace:
+    """Return a trace of one rank that made a step without an operator on the GPU."""
+    script = Script()
+    script.step()
+    return make_trace({0: script}, classes={0: [0]}, groups=(ALONE,))
+
+
 def uneven_findings() -> tuple[Finding, ...]:
     """Return the findings about a run whose third step of four evaluates, too."""
     script = Script()
@@ -65,7 +72,8 @@ def test_ranks_that_were_left_out_explain_the_missing_step_time():
 
 def test_every_rule_is_listed_under_the_name_that_its_findings_have():
     notes = (Note("fewer steps", "a"), Note("unsure classes", "b"))
-    broken = [*inspect(trace_with(*notes, ranks=(0,)), None), *inspect(trace_without_steps(), None), *uneven_findings()]
+    traces = (trace_with(*notes, ranks=(0,)), trace_without_steps(), trace_without_gpu_work())
+    broken = [*uneven_findings(), *(finding for trace in traces for finding in inspect(trace, None))]
     assert {finding.rule for finding in broken} == set(RULES)
 
 
@@ -76,6 +84,12 @@ def test_a_run_without_a_step_is_an_error_that_tells_what_happened():
     assert "0 of 3 steps; GradScaler skipped 3 updates; 3 backward passes ran" in finding.message
     assert "sandtable.step()" in finding.remedy
     assert finding.evidence[0].text.startswith("stopped after")
+
+
+def test_steps_that_never_use_the_gpu_are_an_error():
+    (finding,) = inspect(trace_without_gpu_work(), None)
+    assert (finding.rule, finding.severity) == ("no-gpu-work", Severity.ERROR)
+    assert "cuda" in finding.remedy
 
 
 def test_unequal_steps_are_noted_with_the_line_of_the_extra_work():

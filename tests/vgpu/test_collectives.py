@@ -431,6 +431,35 @@ def test_sub_groups_of_any_shape_exchange_among_themselves():
     dist.destroy_process_group(current)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"sort_ranks": False}, {"group_desc": "mine"}, {"use_local_synchronization": True}], ids=str
+)
+@on_gpu(ranks=4)
+def test_a_group_of_other_ranks_leaves_what_torch_leaves(options: dict[str, Any]):
+    rank = start()
+    others = [other for other in (3, 0, 2, 1) if other != rank]
+    seen = []
+    for make in (dist.new_group, dist.new_group.__wrapped__):
+        before = dist.distributed_c10d._world.group_count
+        group = make(others, **options)
+        count = dist.distributed_c10d._world.group_count - before
+        seen.append((group, count, None if group is None else dist.get_process_group_ranks(group)))
+    assert seen[0] == seen[1]
+    assert dist.new_group([rank]).group_name == str(dist.distributed_c10d._world.group_count - 1)
+
+
+@pytest.mark.parametrize("ranks", [[1, 1], [1, 4], [-1, 1]], ids=str)
+@on_gpu(ranks=4)
+def test_ranks_that_are_no_group_are_refused_on_every_rank_as_torch_does(ranks: list[int]):
+    start()
+    refusals = []
+    for make in (dist.new_group, dist.new_group.__wrapped__):
+        with pytest.raises(ValueError) as refused:
+            make(ranks)
+        refusals.append(str(refused.value))
+    assert refusals[0] == refusals[1]
+
+
 @on_gpu(ranks=4)
 def test_point_to_point_in_a_group_uses_ranks_of_the_world_or_of_the_group():
     rank = start()

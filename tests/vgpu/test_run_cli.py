@@ -352,6 +352,21 @@ def test_a_script_that_never_steps_is_captured_to_the_limit_and_told_so(place):
     assert Trace.load(place.trace).num_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("make", "update", "told"),
+    [
+        ("optimizer = torch.optim.SGD(model.parameters())", "optimizer.step()", "no-gpu-work"),
+        ("", "model.weight.data -= model.weight.grad", "3 backward passes ran, but nothing ran on the GPU"),
+    ],
+)
+def test_a_script_that_trains_on_the_cpu_is_told_so(place, make, update, told):
+    loop = f"for _ in range(3):\n    model(torch.ones(4)).sum().backward()\n    {update}\n"
+    script = place.write(f"import torch\nmodel = torch.nn.Linear(4, 4)\n{make}\n{loop}")
+    done = place.run("--nproc-per-node", "1", script)
+    assert done.code == 1
+    assert told in " ".join(done.err.split())
+
+
 def test_collectives_that_do_not_match_are_shown_with_both_lines(place):
     script = place.write(
         HEAD

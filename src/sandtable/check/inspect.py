@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sandtable.check.incomplete import not_captured, unsure_classes
-from sandtable.check.steps import fewer_steps, no_steps, unequal_steps
+from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import Trace
@@ -16,6 +16,7 @@ Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
     "fewer-steps": fewer_steps,
+    "no-gpu-work": no_gpu_work,
     "no-steps": no_steps,
     "ranks-not-captured": not_captured,
     "unequal-steps": unequal_steps,

@@ -1,4 +1,4 @@
-"""Steps: a run must have some, as many as were to be captured, and equal ones; otherwise the user must know."""
+"""Steps: a run must have some on the GPU, as many as were to be captured, and equal ones, or the user must know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import NO_STEPS, SKIPPED_UPDATES, Kind, RankView, Trace, progress_of
 from sandtable.units import format_seconds
 
-__all__ = ["fewer_steps", "no_steps", "unequal_steps"]
+__all__ = ["fewer_steps", "no_gpu_work", "no_steps", "unequal_steps"]
 
 _FEWER = "fewer steps"
 """The note of the launcher about a rank that made fewer steps than were to be captured."""
@@ -44,9 +44,25 @@ def no_steps(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         message="a run must end a step for its step time to be known, but " + ("; ".join(seen) or "none ended"),
         ranks=tuple(row.representative for row in trace.classes),
         evidence=tuple(evidence),
-        remedy="let the script update its parameters at least once; if it does, but is not recognized to, mark the end "
+        remedy="let the script update parameters on the GPU at least once; if it does, but is not recognized to, mark the end "
         "of its steps with sandtable.step() or --step-marker module:function",
     )
+
+
+def no_gpu_work(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report a run whose steps did nothing on the GPU."""
+    is_whole = sum(row.size for row in trace.classes) == trace.world_size
+    if timeline is not None or not is_whole or trace.num_steps == 0:
+        return
+    if not any((row.records.records.kind == Kind.OPERATOR).any() for row in trace.classes):
+        yield Finding(
+            rule="no-gpu-work",
+            severity=Severity.ERROR,
+            message=f"a run must use the GPU for its step time to be known, but all {trace.num_steps:,} of its steps ran "
+            "on the CPU",
+            ranks=tuple(row.representative for row in trace.classes),
+            remedy="move the model and its inputs to the GPU: model.cuda(), batch.cuda()",
+        )
 
 
 def fewer_steps(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:

@@ -105,6 +105,8 @@ class StepCounter:
             if not num_passes
             else f"{_plural(num_passes, 'backward pass', 'backward passes')} ran"
         )
+        if num_passes and not self._core.num_operators():
+            return f"{passes}, but nothing ran on the GPU"
         if not self._num_optimizers:
             return f"{passes}, and nothing updated the parameters"
         made = _plural(self._num_optimizers, "optimizer was made, but it", "optimizers were made, but none of them")
