@@ -27,6 +27,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+# torch 2.12 has only the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorGroup:
@@ -122,14 +126,14 @@ class ScatterSequence(Function):
 def all_gather(x: Tensor, tp: TensorGroup) -> Tensor:
     """Concatenate the ranks' shares along dim 0."""
     whole = x.new_empty(x.size(0) * tp.size, *x.shape[1:])
-    dist.all_gather_single(whole, x.contiguous(), group=tp.group)
+    _all_gather(whole, x.contiguous(), group=tp.group)
     return whole
 
 
 def reduce_scatter(x: Tensor, tp: TensorGroup) -> Tensor:
     """Return this rank's share, along dim 0, of the sum over the ranks."""
     share = x.new_empty(x.size(0) // tp.size, *x.shape[1:])
-    dist.reduce_scatter_single(share, x.contiguous(), group=tp.group)
+    _reduce_scatter(share, x.contiguous(), group=tp.group)
     return share
 
 

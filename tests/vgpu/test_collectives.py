@@ -353,7 +353,8 @@ def test_work_handles_and_futures_carry_results():
     assert work.is_completed()
     assert work.is_success()
     assert x.item() == 6
-    assert work.exception() is None
+    if torch.__version__ >= "2.13":  # before, torch's own function has no Python form of what it returns
+        assert work.exception() is None
     future = dist.all_reduce(card(1.0), async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2)
     assert doubled.wait().item() == 2 * WORLD
@@ -438,14 +439,13 @@ def test_sub_groups_of_any_shape_exchange_among_themselves():
 def test_a_group_of_other_ranks_leaves_what_torch_leaves(options: dict[str, Any]):
     rank = start()
     others = [other for other in (3, 0, 2, 1) if other != rank]
-    seen = []
+    world, seen = dist.distributed_c10d._world, []
     for make in (dist.new_group, dist.new_group.__wrapped__):
-        before = dist.distributed_c10d._world.group_count
+        before = world.group_count
         group = make(others, **options)
-        count = dist.distributed_c10d._world.group_count - before
-        seen.append((group, count, None if group is None else dist.get_process_group_ranks(group)))
+        seen.append((group, world.group_count - before, world.pg_group_ranks.get(group)))
     assert seen[0] == seen[1]
-    assert dist.new_group([rank]).group_name == str(dist.distributed_c10d._world.group_count - 1)
+    assert dist.new_group([rank]).group_name == str(world.group_count - 1)
 
 
 @pytest.mark.parametrize("ranks", [[1, 1], [1, 4], [-1, 1]], ids=str)
@@ -454,7 +454,7 @@ def test_ranks_that_are_no_group_are_refused_on_every_rank_as_torch_does(ranks: 
     start()
     refusals = []
     for make in (dist.new_group, dist.new_group.__wrapped__):
-        with pytest.raises(ValueError) as refused:
+        with pytest.raises(ValueError, match="rank") as refused:
             make(ranks)
         refusals.append(str(refused.value))
     assert refusals[0] == refusals[1]

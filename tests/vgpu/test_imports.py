@@ -10,6 +10,7 @@ from tests.vgpu.test_launcher import Seen, _importable, digests, job, launch, ou
 from tests.vgpu.virtual import on_shared_launcher
 
 from sandtable.errors import ScriptError
+from sandtable.launch import parse_command
 
 __all__ = ["_importable", "write"]
 
@@ -45,9 +46,9 @@ class Library:
         return len(self._log.read_text())
 
 
-def printed(script: str, **fields) -> list[tuple[int, str]]:
+def printed(script: str, *args: object, **fields) -> list[tuple[int, str]]:
     seen = Seen()
-    launch(job(script, world=WORLD_SIZE, ranks="all", **fields), listen=seen)
+    launch(job(script, *args, world=WORLD_SIZE, ranks="all", **fields), listen=seen)
     return sorted((rank, text) for rank, text, _ in seen.lines)
 
 
@@ -76,6 +77,24 @@ def test_a_library_that_reads_which_rank_it_is_on_is_imported_by_every_rank(libr
     lines = printed(write(USE + "print(library.rank)"))
     assert slow.num_imports == WORLD_SIZE
     assert lines == [(rank, str(rank)) for rank in range(4)]
+
+
+def test_ranks_share_imports_though_a_launcher_gives_each_its_own_arguments(library, write):
+    slow = library("name = os.path.basename(sys.argv[0])")
+    script = write(USE + "print(sys.argv[1:])")
+    command = parse_command(["python", "-m", "torch.distributed.launch", "--nproc_per_node", "4", script, "--lr", "1"])
+    lines = printed(script, "--lr", 1, launcher_environment=command.environment)
+    assert slow.num_imports == 2
+    assert lines == [(rank, f"['--local-rank={rank}', '--lr', '1']") for rank in range(4)]
+
+
+@pytest.mark.parametrize("read", ["sys.argv[1]", "list(sys.argv)[1]", "'--local-rank=3' in sys.argv"])
+def test_a_library_that_reads_arguments_of_its_own_rank_is_imported_by_every_rank(library, write, read):
+    slow = library(f"read = {read}")
+    script = write(USE + f"assert library.read == ({read}), library.read")
+    command = parse_command(["python", "-m", "torch.distributed.launch", "--nproc_per_node", "4", script])
+    printed(script, launcher_environment=command.environment)
+    assert slow.num_imports == WORLD_SIZE
 
 
 def test_what_such_a_library_imports_from_elsewhere_is_shared(library, write, tmp_path):

@@ -19,14 +19,20 @@ Calls = Counter[tuple[str, int, int]]
 Message = tuple[str, int, int]
 """Direction, bytes of header and of payload."""
 
+_IS_NEW = hasattr(ProcessGroup, "all_gather_single")
+"""False for torch 2.12, whose names are older."""
+
+_GATHER = "all_gather_single" if _IS_NEW else "_allgather_base"
+_SCATTER = "reduce_scatter_single" if _IS_NEW else "_reduce_scatter_base"
+
 _METHODS: dict[str, tuple[str, Callable[..., tuple[Any, Any]]]] = {
     "send": ("send", lambda tensors, *_: (tensors, ())),
     "recv": ("recv", lambda tensors, *_: ((), tensors)),
     "allreduce": ("all_reduce", lambda tensors, *_: (tensors, tensors)),
     "broadcast": ("broadcast", lambda tensors, *_: (tensors, tensors)),
     "allgather": ("all_gather", lambda outputs, inputs, *_: (inputs, outputs)),
-    "all_gather_single": ("all_gather", lambda output, given, *_: (given, output)),
-    "reduce_scatter_single": ("reduce_scatter", lambda output, given, *_: (given, output)),
+    _GATHER: ("all_gather", lambda output, given, *_: (given, output)),
+    _SCATTER: ("reduce_scatter", lambda output, given, *_: (given, output)),
     "barrier": ("barrier", lambda *_: ((), ())),
 }
 

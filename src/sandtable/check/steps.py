@@ -44,8 +44,8 @@ def no_steps(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         message="a run must end a step for its step time to be known, but " + ("; ".join(seen) or "none ended"),
         ranks=tuple(row.representative for row in trace.classes),
         evidence=tuple(evidence),
-        remedy="let the script update parameters on the GPU at least once; if it does, but is not recognized to, mark the end "
-        "of its steps with sandtable.step() or --step-marker module:function",
+        remedy="let the script update parameters on the GPU at least once; if it does, but is not recognized to, mark "
+        "the end of its steps with sandtable.step() or --step-marker module:function",
     )
 
 
@@ -58,8 +58,8 @@ def no_gpu_work(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         yield Finding(
             rule="no-gpu-work",
             severity=Severity.ERROR,
-            message=f"a run must use the GPU for its step time to be known, but all {trace.num_steps:,} of its steps ran "
-            "on the CPU",
+            message="a run must use the GPU for its step time to be known, but all of its steps "
+            f"({trace.num_steps:,}) ran on the CPU",
             ranks=tuple(row.representative for row in trace.classes),
             remedy="move the model and its inputs to the GPU: model.cuda(), batch.cuda()",
         )

@@ -4,8 +4,9 @@ The first rank logs which modules its script imports before it makes a process g
 (`ImportLog`). A template, a process that is a rank up to the first line of the script, imports them again
 (`import_again`), and the ranks that follow are forked from it. That is right if an import does the same on every rank
 and leaves nothing behind that a fork does not copy or that ranks must not share. So a module is left out if its import
-reads a variable that differs between ranks, and the template is given up if the imports started a thread or a process,
-opened a file or a socket, initialised CUDA, made a process group, moved a random generator, or wrote anything but text.
+reads a variable or an argument that differs between ranks, and the template is given up if the imports started a thread
+or a process, opened a file or a socket, initialised CUDA, made a process group, moved a random generator, or wrote
+anything but text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["ImportLog", "ImportedModule", "UnsafeImportError", "import_again"]
+__all__ = ["ARGUMENTS", "ImportLog", "ImportedModule", "UnsafeImportError", "import_again"]
+
+ARGUMENTS = "sys.argv"
+"""Stands for the script's arguments among the names of variables that differ between ranks."""
 
 _importlib: Any = importlib._bootstrap
 
@@ -62,7 +66,7 @@ class _Import:
     """None while it runs."""
     has_failed: bool = False
     differs: bool = False
-    """Whether it read a variable that differs between ranks."""
+    """Whether it read a variable or an argument that differs between ranks."""
     children: list[_Import] = field(default_factory=list)
 
 
@@ -79,7 +83,7 @@ class ImportLog:
     def start(self) -> None:
         """Begin to log."""
         _importlib._find_and_load = self._logged
-        _watch_environ(self._rank_variables, self._on_read)
+        _watch(self._rank_variables, self._on_read)
 
     def finish(self) -> tuple[ImportedModule, ...]:
         """Stop and return the modules whose import does the same on every rank, in order.
@@ -87,7 +91,7 @@ class ImportLog:
         A package with a part that reads which rank it is on is left out, but what it imports from elsewhere is not.
         """
         _importlib._find_and_load = self._find_and_load
-        _unwatch_environ()
+        _unwatch()
         left_out = {_package(node.name) for node in _descendants(self._root) if node.differs}
         return tuple(
             ImportedModule(node.name, node.seconds or 0.0, _changes(self._initial, node.variables), node.path)
@@ -120,7 +124,7 @@ def import_again(modules: Sequence[ImportedModule], *, rank_variables: Iterable[
     """Import these modules in this process, under the conditions of the first time; raise UnsafeImportError."""
     before = _ProcessState.now()
     reads: list[str] = []
-    _watch_environ(frozenset(rank_variables), reads.append)
+    _watch(frozenset(rank_variables), reads.append)
     try:
         for module in modules:
             try:
@@ -131,7 +135,7 @@ def import_again(modules: Sequence[ImportedModule], *, rank_variables: Iterable[
             if reads:
                 raise UnsafeImportError(f"importing {module.name} reads {reads[0]}")
     finally:
-        _unwatch_environ()
+        _unwatch()
     before.require_unchanged()
 
 
@@ -209,7 +213,7 @@ def _package(name: str) -> str:
 
 
 def _variables() -> dict[bytes, bytes]:
-    """Return the environment, without a read that `_watch_environ` would see."""
+    """Return the environment, without a read that `_watch` would see."""
     return dict(os.environ._data)  # type: ignore[attr-defined]
 
 
@@ -262,7 +266,24 @@ def _random_states() -> dict[str, object]:
     return states
 
 
-def _watch_environ(names: frozenset[str], on_read: Callable[[str], object]) -> None:
+class _WatchedArguments(list[str]):
+    """`sys.argv`; `on_read` is called when anything but the script's name is read."""
+
+    on_read: Callable[[str], object] | None = None
+
+    def __getitem__(self, place: Any) -> Any:
+        if self.on_read is not None and place != 0:
+            self.on_read(ARGUMENTS)
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self[:])
+
+    def __contains__(self, argument: object) -> bool:
+        return argument in self[:]
+
+
+def _watch(names: frozenset[str], on_read: Callable[[str], object]) -> None:
     """Call `on_read` with the name when one of these variables is read, but not where all variables are copied."""
     copying: list[tuple[int, int]] = []
 
@@ -284,7 +305,13 @@ def _watch_environ(names: frozenset[str], on_read: Callable[[str], object]) -> N
             return dict(self).items()
 
     os.environ.__class__ = WatchedEnviron
+    if ARGUMENTS in names:
+        if not isinstance(sys.argv, _WatchedArguments):
+            sys.argv = _WatchedArguments(sys.argv)  # for good, since modules may keep it
+        sys.argv.on_read = on_read
 
 
-def _unwatch_environ() -> None:
+def _unwatch() -> None:
     os.environ.__class__ = os._Environ
+    if isinstance(sys.argv, _WatchedArguments):
+        sys.argv.on_read = None

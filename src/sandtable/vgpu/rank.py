@@ -61,10 +61,11 @@ class PreparedRank:
         _set_up_process(task, script)
         return cls(capture=runtime.start(task.settings, channel), channel=channel)
 
-    def become(self, task: RankTask, channel: socket.socket, turn: Turn) -> None:
+    def become(self, task: RankTask, script: ScriptSettings, channel: socket.socket, turn: Turn) -> None:
         """Be this rank, in a process forked from the prepared one."""
         self.channel.attach(channel, task.settings.rank, turn)
         os.environ.update(task.environment)
+        sys.argv[:] = _arguments(task, script)
         for descriptor, data in zip((1, 2), self.printed, strict=True):
             os.write(descriptor, data)
         self.capture.become(task.settings)
@@ -91,7 +92,7 @@ def run_rank(
             prepared = PreparedRank.prepare(task, script, runtime, rank_channel)
         else:
             prepared = template
-            prepared.become(task, channel, turn)
+            prepared.become(task, script, channel, turn)
         code = _capture(task, script, prepared, turn)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
@@ -109,7 +110,7 @@ def _set_up_process(task: RankTask, script: ScriptSettings) -> None:
     os.environ.update(task.environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(script.directory)
-    sys.argv = [script.script, *task.leading_args, *script.script_args]
+    sys.argv = _arguments(task, script)
     # The fork server's Python was not started with the launcher's PYTHONPATH, if that sets one.
     paths = task.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
@@ -119,6 +120,10 @@ def _set_up_process(task: RankTask, script: ScriptSettings) -> None:
         stream = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _arguments(task: RankTask, script: ScriptSettings) -> list[str]:
+    return [script.script, *task.leading_args, *script.script_args]
 
 
 def _capture(task: RankTask, script: ScriptSettings, prepared: PreparedRank, turn: Turn) -> int:

@@ -16,6 +16,7 @@ from sandtable.launch import (
     visible_gpus,
 )
 from sandtable.vgpu.classes import Limits
+from sandtable.vgpu.imports import ARGUMENTS
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
@@ -44,7 +45,7 @@ class RankSettings:
 class ScriptSettings:
     """What all ranks of a launch share: the script, and the environment and working directory of the launch.
 
-    `rank_variables` are the variables that differ between ranks.
+    `rank_variables` are the variables that differ between ranks, and ARGUMENTS if `leading_args` do.
     """
 
     script: str
@@ -143,16 +144,18 @@ class Job:
 
     @property
     def may_share_imports(self) -> bool:
-        """Whether more than one rank may have to run, none forked by the script, all with the same arguments."""
+        """Whether more than one rank may have to run, none forked by the script."""
         is_one = self.world_size == 1 or (isinstance(self.ranks, tuple) and len(self.ranks) == 1)
-        first, last = (self.leading_args(rank, master_port=0) for rank in (0, self.world_size - 1))
-        return self.share_imports and not is_one and not self.starts_own_ranks and first == last
+        return self.share_imports and not is_one and not self.starts_own_ranks
 
     @property
     def rank_variables(self) -> tuple[str, ...]:
-        """The variables of the environment that differ between ranks."""
+        """The variables of the environment that differ between ranks, and ARGUMENTS if the arguments do."""
         first, last = (self.environment(rank, master_port=0) for rank in (0, self.world_size - 1))
-        return tuple(name for name in first if first[name] != last.get(name))
+        names = [name for name in first if first[name] != last.get(name)]
+        if self.leading_args(0, master_port=0) != self.leading_args(self.world_size - 1, master_port=0):
+            names.append(ARGUMENTS)
+        return tuple(names)
 
     @property
     def _marker(self) -> str:

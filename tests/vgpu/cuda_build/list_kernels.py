@@ -31,4 +31,6 @@ names = {key: torch._C._dispatch_get_registrations_for_dispatch_key(key) for key
 kernels = {key: {name: registered_at(name, key) for name in names[key]} for key in KEYS}
 composites = [name for name in torch._C._dispatch_get_all_op_names() if has_composite(name)]
 Path(sys.argv[1]).write_text(json.dumps({"kernels": kernels, "composites": composites}))
-sandtable.step()  # a run without a step fails
+if torch.cuda.is_available():  # a run without work on the GPU fails, as one without a step does
+    torch.zeros(1, device="cuda")
+sandtable.step()

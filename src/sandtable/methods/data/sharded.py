@@ -31,6 +31,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from sandtable.methods.data.compression.compression import Codec, Compression, require
 from sandtable.methods.data.compression.none import NoCompression
+from sandtable.methods.transport.single_tensors import all_gather_single
 
 __all__ = ["Sharded", "compress_sharded"]
 
@@ -204,7 +205,7 @@ class _CompressedAllGather(_Exchange, AllGather):
         message = codec.encode(input_tensor)
         self.sent_bytes += (world - 1) * message.numel()
         messages = torch.empty(world * message.numel(), dtype=torch.uint8, device=message.device)
-        dist.all_gather_single(messages, message, group=group)
+        all_gather_single(messages, message, group=group)
         for part, part_message in zip(output_tensor.view(world, -1), messages.view(world, -1), strict=True):
             codec.decode(part_message, part)
         return None

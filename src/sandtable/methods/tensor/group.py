@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sandtable.errors import MethodError
+from sandtable.methods.transport.single_tensors import all_gather_single, reduce_scatter_single
 from sandtable.methods.transport.wire import Wire
 
 __all__ = ["TensorGroup", "TensorTraffic", "divisors"]
@@ -74,7 +75,7 @@ class TensorGroup:
             return tensor
         share = tensor.movedim(dim, 0).contiguous()
         whole = share.new_empty(share.size(0) * self.size, *share.shape[1:])
-        dist.all_gather_single(whole, share, group=self.wire.group)
+        all_gather_single(whole, share, group=self.wire.group)
         self.traffic.add("all-gather", (self.size - 1) * share.nbytes)
         return whole.movedim(0, dim).contiguous()
 
@@ -84,7 +85,7 @@ class TensorGroup:
             return tensor
         whole = tensor.movedim(dim, 0).contiguous()
         share = whole.new_empty(whole.size(0) // self.size, *whole.shape[1:])
-        dist.reduce_scatter_single(share, whole, group=self.wire.group)
+        reduce_scatter_single(share, whole, group=self.wire.group)
         self.traffic.add("reduce-scatter", (self.size - 1) * share.nbytes)
         return share.movedim(0, dim).contiguous()
 
