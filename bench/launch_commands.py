@@ -132,6 +132,7 @@ def groups(directory: Path, *, gpus: int, size: str) -> Iterator[Group]:
             f"accelerate launch --multi_gpu --num_machines 2 --num_processes {ranks} {ddp}",
             f"accelerate launch --config_file {config} {ddp}",
             f"deepspeed --hostfile {hosts} --no_local_rank {ddp}",
+            f"numactl --cpunodebind 0 fabric run --devices {gpus} --num-nodes 2 {ddp}",
         ),
     )
     notebook = write_notebook(directory / "train.ipynb")

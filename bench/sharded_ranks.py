@@ -4,7 +4,7 @@
     python bench/sharded_ranks.py --quick
 
 FSDP1 (`use_orig_params`), DeepSpeed's ZeRO-1 and Megatron-Core's distributed optimizer with 16 micro-batches per step,
-on a GPT of 124 million parameters. Frameworks that are not installed are skipped. On 8 ranks every rank runs, too
+on a GPT of 1.3 billion parameters. Frameworks that are not installed are skipped. On 8 ranks every rank runs, too
 (`ranks="all"`), and step time and memory are compared. The last line is a JSON object:
 
 largest_ratio        the longest time for the most ranks, as a multiple of that for 64
@@ -63,7 +63,7 @@ def main() -> None:
     """Rehearse all frameworks on all numbers of ranks, then print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 3072], help="numbers of ranks")
-    parser.add_argument("--size", default="124m", help="size of the GPT (default 124m)")
+    parser.add_argument("--size", default="1.3b", help="size of the GPT (default 1.3b)")
     parser.add_argument("--only", choices=[framework.name for framework in FRAMEWORKS], help="one framework")
     parser.add_argument("--quick", action="store_true", help="FSDP1 of a tiny GPT on 8 and 64 ranks")
     args = parser.parse_args()

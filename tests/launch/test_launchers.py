@@ -31,6 +31,34 @@ def test_torchruns_numbers(options: str, world: tuple[int, int]) -> None:
     assert world_of(read(f"torchrun {options} train.py")) == world
 
 
+@pytest.mark.parametrize(
+    ("options", "world"),
+    [
+        ("", (1, 1)),
+        ("--devices 4", (1, 4)),
+        ("--devices=auto --num-nodes 2", (2, 1)),
+        ("--devices -1 --num_nodes 2", (2, 8)),
+        ("--devices 0,2,", (1, 2)),
+        ("--devices 4 --strategy dp", (1, 1)),
+    ],
+)
+def test_fabrics_numbers(options: str, world: tuple[int, int]) -> None:
+    assert world_of(read(f"fabric run {options} train.py")) == world
+
+
+def test_fabrics_ranks_find_its_options_and_torchruns_variables() -> None:
+    plan = read("fabric run --accelerator cuda --devices 2 --precision bf16-mixed train.py")
+    variables = variables_of(plan, 1)
+    assert {name: value for name, value in variables.items() if name.startswith("LT_")} == {
+        "LT_CLI_USED": "1",
+        "LT_ACCELERATOR": "cuda",
+        "LT_DEVICES": "2",
+        "LT_NUM_NODES": "1",
+        "LT_PRECISION": "bf16-mixed",
+    }
+    assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == ("1", "1", "2")
+
+
 def test_the_old_launch_module_passes_the_local_rank() -> None:
     plan = read("python -m torch.distributed.launch --nproc_per_node 4 train.py --x")
     assert plan.environment.leading_args(place_of(plan, 3)) == ("--local-rank=3",)

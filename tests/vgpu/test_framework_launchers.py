@@ -3,6 +3,8 @@
 import pytest
 from tests.vgpu.own_ranks import capture, write_script
 
+from sandtable import rehearse_command
+
 LIGHTNING = """
 import sys
 
@@ -89,6 +91,14 @@ def test_fabric(tmp_path):
     pytest.importorskip("lightning")
     trace = capture(write_script(tmp_path, FABRIC, head="")).trace
     assert (trace.world_size, trace.num_steps) == (4, 2)
+
+
+def test_fabrics_command(tmp_path):
+    pytest.importorskip("lightning")
+    text = FABRIC.replace('accelerator="cuda", devices=4, strategy="ddp"', "")
+    script = write_script(tmp_path, text.replace("fabric.launch()", "assert fabric.world_size == 4"), head="")
+    command = f"fabric run --accelerator cuda --devices 2 --num-nodes 2 --strategy ddp {script}"
+    assert rehearse_command(command, steps=2).trace.num_steps == 2
 
 
 def test_accelerate_in_a_notebook(tmp_path):

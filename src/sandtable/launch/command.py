@@ -1,6 +1,7 @@
 """A launch command, read and not executed: `parse_command(["torchrun", "--nproc-per-node", "8", "train.py"])`.
 
-The first word selects the reader. Words that only prepare a command, such as `env` and `uv run`, are taken off first;
+The first word selects the reader. Words that only prepare a command, such as `env`, `numactl` and `uv run`, are taken
+off first;
 launchers that start other launchers, such as srun, read what follows them with the same function.
 """
 
@@ -18,6 +19,7 @@ from sandtable.errors import LaunchError
 from sandtable.launch.accelerate import parse_accelerate
 from sandtable.launch.deepspeed import parse_deepspeed
 from sandtable.launch.environment import FixedEnvironment, LayeredEnvironment
+from sandtable.launch.fabric import parse_fabric
 from sandtable.launch.mpi import parse_mpirun
 from sandtable.launch.plan import LaunchPlan
 from sandtable.launch.slurm import parse_srun
@@ -37,7 +39,7 @@ def is_launch_command(word: str) -> bool:
     name = PurePath(word).name
     if PurePath(word).suffix in (".py", ".ipynb"):
         return False
-    is_known = name in {*_READERS, *_OUTER_LAUNCHERS, *_PREFIXES, *_PROJECT_MANAGERS, *_SHELLS}
+    is_known = name in {*_READERS, *_OUTER_LAUNCHERS, *_PREFIXES, *_SCHEDULERS, *_PROJECT_MANAGERS, *_SHELLS}
     return bool(is_known or _PYTHON.fullmatch(name) or _ASSIGNMENT.match(word) or name.endswith(".sh"))
 
 
@@ -69,6 +71,9 @@ def parse_command(words: Sequence[str], variables: Mapping[str, str] | None = No
         return _OUTER_LAUNCHERS[name](rest, lambda inner: parse_command(inner, variables))
     if name in _PREFIXES and rest[:1] and not rest[0].startswith("-"):
         return parse_command(rest, variables)
+    if name in _SCHEDULERS:
+        behind_options = next((place for place, other in enumerate(rest) if is_launch_command(other)), len(rest))
+        return parse_command(rest[behind_options:], variables)
     if name in _PROJECT_MANAGERS and rest[:1] == ["run"]:
         return _parse_project_command(name, rest[1:], variables)
     if _PYTHON.fullmatch(name):
@@ -124,6 +129,7 @@ _READERS: dict[str, _Reader] = {
     "accelerate": _parse_accelerate_command,
     "accelerate-launch": parse_accelerate,
     "deepspeed": parse_deepspeed,
+    "fabric": parse_fabric,
 }
 """Launchers that start the ranks of a node, by the name of their command."""
 
@@ -144,7 +150,10 @@ _OUTER_LAUNCHERS = {"srun": parse_srun, "mpirun": parse_mpirun, "mpiexec": parse
 _PREFIXES = ("env", "nohup", "time", "exec", "command")
 """Words before a command that change nothing about what it starts."""
 
-_PROJECT_MANAGERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi")
+_SCHEDULERS = ("nice", "ionice", "chrt", "numactl", "taskset", "stdbuf", "setsid", "timeout")
+"""Programs with options of their own that decide where or how long a command runs, and not what."""
+
+_PROJECT_MANAGERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba")
 
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh", "fish", "source", "eval")
 
@@ -154,6 +163,6 @@ _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 _FORMS = (
-    "torchrun, accelerate launch, deepspeed, srun, mpirun, python, or python -m torch.distributed.run, each with its "
-    "options and a script"
+    "torchrun, accelerate launch, deepspeed, fabric run, srun, mpirun, python, or python -m torch.distributed.run, "
+    "each with its options and a script"
 )
