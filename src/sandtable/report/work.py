@@ -1,7 +1,8 @@
 """Work: the FLOPs of a step, and their share of the devices' peak.
 
 MFU counts the FLOPs of the model; HFU also counts recomputation, which saves memory. Both are shares of the peak of the
-matrix units in the number type of most products.
+matrix units in the number type of most products. Convolutions of float32 count as tf32, which torch uses for them
+where the device has it.
 """
 
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sandtable.cluster import Device, Topology
-from sandtable.trace import Kind, Phase, RankView, Trace, flops
+from sandtable.trace import Kind, Phase, RankView, Signature, Trace, flops
 
 __all__ = ["RunEfficiency", "Work", "count_work", "measure_efficiency", "peak_of"]
 
@@ -54,12 +55,14 @@ def count_work(trace: Trace, *, step: int | None = None) -> Work:
 
 def measure_efficiency(work: Work, topology: Topology, *, step_seconds: float) -> RunEfficiency:
     """Compare the work of a step with the peak of all devices."""
-    peak = _peak(topology, work.dtype)
+    has_tf32 = any(device.matmul.tf32 for device in topology.devices)
+    dtype = "float32" if work.dtype == "tf32" and not has_tf32 else work.dtype
+    peak = _peak(topology, dtype)
     possible = peak * step_seconds
     return RunEfficiency(
         model_flops=work.model_flops,
         hardware_flops=work.hardware_flops,
-        dtype=work.dtype,
+        dtype=dtype,
         peak_flops_per_s=peak,
         mfu=work.model_flops / possible if possible else None,
         hfu=work.hardware_flops / possible if possible else None,
@@ -70,7 +73,8 @@ def measure_efficiency(work: Work, topology: Topology, *, step_seconds: float) -
 def peak_of(device: Device, dtype: str) -> int:
     """Return the dense peak of a device in `dtype`: of its matrix units, else of its vector units."""
     name = "float8" if dtype.startswith("float8") else dtype
-    return int(getattr(device.matmul, name, 0) or getattr(device.vector, name, 0))
+    peak = int(getattr(device.matmul, name, 0) or getattr(device.vector, name, 0))
+    return peak if peak or dtype != "tf32" else peak_of(device, "float32")
 
 
 def _work_of(view: RankView, step: int | None, known: dict[int, tuple[int, str]]) -> Counter[tuple[str, bool]]:
@@ -84,16 +88,17 @@ def _work_of(view: RankView, step: int | None, known: dict[int, tuple[int, str]]
         ref, is_again = divmod(code, 2)
         if ref not in known:
             signature = view.signature(ref)
-            known[ref] = flops(signature), _dtype(signature.inputs)
+            known[ref] = flops(signature), _dtype(signature)
         num_flops, dtype = known[ref]
         if num_flops:
             work[dtype, bool(is_again)] += num_flops * count
     return work
 
 
-def _dtype(inputs: tuple[object, ...]) -> str:
+def _dtype(signature: Signature) -> str:
     """Return the number type of a product: that of its last input, since the first may be a bias in another type."""
-    return str(getattr(inputs[-1], "dtype", "")) if inputs else ""
+    dtype = signature.inputs[-1].dtype if signature.inputs else ""
+    return "tf32" if dtype == "float32" and "convolution" in signature.op else dtype
 
 
 def _dominant(work: Counter[tuple[str, bool]]) -> str:
