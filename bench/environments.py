@@ -5,7 +5,7 @@
     python bench/environments.py --quick
 
 Makes a virtual environment for each build that pip finds with its configuration (CPU builds are versions that end in
-"+cpu"), with Python 3.11, 3.12 and 3.13 in turn where they are installed. An environment in the directory of
+"+cpu"), with Python 3.11, 3.12 and 3.13 in turn where they, and the build for them, exist. An environment in the directory of
 --environments that already holds a build is used as it is. Builds that pip does not find are named and left out.
 --quick takes the torch that is installed, and two examples.
 
@@ -136,7 +136,8 @@ def find_builds(directory: Path, releases: list[str]) -> tuple[list[Build], list
             missing.append(f"{release} {kind}")
             print(f"torch {release}, {kind} build: pip does not find one; left out", file=sys.stderr)
         else:
-            builds.append(make_environment(directory, version, pythons[number % len(pythons)]))
+            first = number % len(pythons)
+            builds.append(make_environment(directory, version, [*pythons[first:], *pythons[:first]]))
     return builds, missing
 
 
@@ -172,18 +173,20 @@ def runs(python: str) -> bool:
     )
 
 
-def make_environment(directory: Path, version: str, python: str) -> Build:
-    """Install this version of torch, and sandtable, into a new environment."""
+def make_environment(directory: Path, version: str, pythons: list[str]) -> Build:
+    """Install this version of torch, and sandtable, into a new environment of the first Python that it is built for."""
     folder = directory / f"torch-{version}"
-    print(f"making {folder} with {python}", file=sys.stderr)
-    subprocess.run([python, "-m", "venv", str(folder)], check=True)
-    own = str(folder / "bin" / "python")
     # "===" takes this version to the letter: "==2.13.0" would also accept 2.13.0+cpu.
     packages = [f"torch==={version}", str(ROOT)]
-    subprocess.run([own, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages], check=True)
-    build = build_in(folder)
-    assert build is not None, f"{folder} has torch now"
-    return build
+    for python in pythons:
+        print(f"making {folder} with {python}", file=sys.stderr)
+        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+        own = str(folder / "bin" / "python")
+        subprocess.run([own, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages], check=False)
+        build = build_in(folder)
+        if build is not None:
+            return build
+    sys.exit(f"torch {version} must be installable, but pip could not with {', '.join(pythons)}: see above")
 
 
 # ---- running ----
