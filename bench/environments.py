@@ -5,9 +5,9 @@
     python bench/environments.py --quick
 
 Makes a virtual environment for each build that pip finds with its configuration (CPU builds are versions that end in
-"+cpu"), with Python 3.11, 3.12 and 3.13 in turn where they, and the build for them, exist. An environment in the directory of
---environments that already holds a build is used as it is. Builds that pip does not find are named and left out.
---quick takes the torch that is installed, and two examples.
+"+cpu"), with Python 3.11, 3.12 and 3.13 in turn where they, and the build for them, exist. An environment in the
+directory of --environments that already holds a build is used as it is. Builds that pip does not find are named and
+left out. --quick takes the torch that is installed, and two examples.
 
 Five examples run in every environment. The records of all ranks must be the same in the CPU and the CUDA build of a
 release, and so must the step time. The last line is a JSON object:

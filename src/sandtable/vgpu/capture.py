@@ -23,6 +23,7 @@ from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.ordering import in_order
+from sandtable.vgpu.packages import follow_packages
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
@@ -123,6 +124,7 @@ class Capture:
         adapt(core)
         adapt_checkpoints(core)
         follow_extensions(core)
+        follow_packages()
         follow_futures(core)
 
         MessageRecorder(core, channel, groups, steps).install()

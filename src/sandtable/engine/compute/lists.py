@@ -19,6 +19,12 @@ _TENSORS_PER_KERNEL = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 """How many tensors of each list a kernel takes, by the number of lists."""
 
 
+_PREFIXES = (
+    *("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_ad", "aten::_fused_sgd"),
+    "deepspeed::multi_tensor_",
+)
+
+
 class Lists(Family):
     """One kernel for many tensors."""
 
@@ -44,4 +50,4 @@ class Lists(Family):
 
 def is_list_operator(name: str) -> bool:
     """Return whether `name` is such an operator: `aten::_foreach_add_`, `aten::_fused_adamw_`, ..."""
-    return name.startswith(("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_ad", "aten::_fused_sgd"))
+    return name.startswith(_PREFIXES)
