@@ -1,13 +1,15 @@
 """Pieces by arithmetic are those that one finds by cutting the buffer."""
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
+from itertools import groupby
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandtable.trace import FlatBuffer, Group, RankRecords
+from sandtable.trace import FlatBuffer, Group, RankRecords, ReducedBucket
 from sandtable.vgpu.shards import CutBuffer, cut_buffers, piece_table
 
 
@@ -29,6 +31,7 @@ def test_every_rank_holds_the_pieces_between_its_cuts(sizes, num_shards, num_buc
     vectors = {k for k in range(len(sizes)) if data.draw(st.booleans())}
     buffer = laid_out(sizes, num_elements=bucket * num_buckets, vectors=vectors)
     cut = CutBuffer(
+        number=0,
         buffer=buffer,
         group=0,
         num_shards=num_shards,
@@ -49,6 +52,32 @@ def test_every_rank_holds_the_pieces_between_its_cuts(sizes, num_shards, num_buc
         assert table.column("none")[rank] == (not any(held))
         if "vector" in table.flags:
             assert table.column("pieces of vector")[rank] == sum(len(parts & vectors) for parts in held)
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), num_shards=st.integers(1, 9), data=st.data())
+def test_slices_are_what_neighbours_in_a_bucket_that_belong_to_one_rank_make(sizes, num_shards, data):
+    order = data.draw(st.permutations(range(len(sizes))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sizes)), max_size=2)))
+    length = -(-sum(sizes) // num_shards)
+    buffer = laid_out(sizes, num_elements=length * num_shards)
+    cut = CutBuffer(number=0, buffer=buffer, group=0, num_shards=num_shards, buckets=((0, length * num_shards),))
+    members = [order[start:end] for start, end in zip([0, *cuts], [*cuts, len(sizes)], strict=True)]
+    buckets = [ReducedBucket(is_in_backward=True, parameters=tuple((0, part) for part in parts)) for parts in members]
+    ranks = np.arange(num_shards)
+    table = piece_table(ranks, [(cut, ranks)], buckets)
+    assert table.reductions == (" in backward",)
+
+    slices, pieces = Counter[int](), Counter[int]()
+    for parts in members:
+        spans = [range(buffer.parts[part][0], sum(buffer.parts[part][:2])) for part in parts]
+        slices += Counter(rank for rank, _ in groupby(place // length for span in spans for place in span))
+        pieces += Counter(rank for span in spans for rank in {place // length for place in span})
+    for rank in range(num_shards):
+        assert table.column("slices in backward")[rank] == slices[rank]
+        assert table.column("pieces in backward")[rank] == pieces[rank] == table.column("pieces")[rank]
+        assert table.column("elements in backward")[rank] == table.column("elements")[rank]
+        assert table.column("whole in backward")[rank] == table.column("whole")[rank]
 
 
 @pytest.mark.parametrize(

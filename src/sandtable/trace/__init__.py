@@ -10,7 +10,7 @@ from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.kinds import NO_STEPS, P2P_OPS, ROOTED_OPS, SKIPPED_UPDATES, TO_THE_END, Kind, Phase, SyncKind
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.progress import RankProgress, progress_of
-from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, Splits
+from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
     CaptureSummary,
@@ -50,6 +50,7 @@ __all__ = [
     "RankRecords",
     "RankView",
     "Records",
+    "ReducedBucket",
     "RunFacts",
     "Signature",
     "SignatureTable",

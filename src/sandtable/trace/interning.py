@@ -90,4 +90,5 @@ def _share(
         reduces=tables.reduces,
         splits=tables.splits,
         flat_buffers=(),
+        reduced_buckets=(),
     )

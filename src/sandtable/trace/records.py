@@ -32,6 +32,7 @@ __all__ = [
     "Phase",
     "RankRecords",
     "Records",
+    "ReducedBucket",
     "SharedTables",
     "Signature",
     "SignatureTable",
@@ -91,6 +92,15 @@ class FlatBuffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReducedBucket:
+    """Parameters whose gradients were reduced together: (flat buffer, part of it) of each, in their order there."""
+
+    is_in_backward: bool
+    """Whether the backward pass was under way; else it had ended."""
+    parameters: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecords:
     """One captured rank. `RankRecords.build` makes it from plain lists and arrays."""
 
@@ -106,6 +116,7 @@ class RankRecords:
     groups: tuple[Group, ...] = ()
     """The groups that this rank is a member of, in creation order; 0 is the world."""
     flat_buffers: tuple[FlatBuffer, ...] = ()
+    reduced_buckets: tuple[ReducedBucket, ...] = ()
     """The buffers that this rank holds shards of; kept only until the classes are known."""
     notes: tuple[Note, ...] = ()
     memory: MemoryPeaks = MemoryPeaks()
@@ -167,6 +178,7 @@ class RankRecords:
         document = facts | tables_to_json(self) | {"group_names": own.names}
         document["signatures"] = self.signatures.texts
         document["flat_buffers"] = [(buffer.num_elements, buffer.parts) for buffer in self.flat_buffers]
+        document["reduced_buckets"] = [(bucket.is_in_backward, bucket.parameters) for bucket in self.reduced_buckets]
         archive.write(path, arrays, {"header": {"format": FORMAT, "version": VERSION}, "rank": document})
 
     @classmethod
@@ -185,6 +197,10 @@ class RankRecords:
                     num_elements=size, parts=tuple((start, count, tuple(flags)) for start, count, flags in parts)
                 )
                 for size, parts in data["flat_buffers"]
+            ),
+            reduced_buckets=tuple(
+                ReducedBucket(is_in_backward=is_in_backward, parameters=tuple(map(tuple, parameters)))
+                for is_in_backward, parameters in data["reduced_buckets"]
             ),
             **tables_from_json(data),
             **{name: data[name] for name in _FACTS},

@@ -124,7 +124,7 @@ class Capture:
         adapt(core)
         adapt_checkpoints(core)
         follow_extensions(core)
-        follow_packages()
+        follow_packages(on_reduction=flat_buffers.note_reduction)
         follow_futures(core)
 
         MessageRecorder(core, channel, groups, steps).install()
@@ -183,6 +183,7 @@ class Capture:
             lines=tuple(Line(*line) for line in core.lines()),
             groups=tuple(self._groups.own),
             flat_buffers=self._flat_buffers.buffers,
+            reduced_buckets=self._flat_buffers.buckets,
             notes=tuple(Note(*note) for note in core.notes()),
             memory=MemoryPeaks(
                 allocated_bytes=allocated,

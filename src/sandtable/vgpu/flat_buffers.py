@@ -2,7 +2,9 @@
 
 ZeRO, distributed optimizers and FSDP1 lay parameters end to end in one long tensor and cut it into equal shards, one
 per rank. A shard's ends fall wherever they fall, so ranks hold different pieces of different parameters. This module
-reads the layouts once, after the first step; `cuts.py` computes the pieces of every rank from them.
+reads the layouts once, after the first step; `shards.py` computes the pieces of every rank from them. Frameworks that
+reduce gradients bucket by bucket report which parameters each bucket held: what a rank does with a bucket depends on
+how much of it is its own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sandtable.trace import FlatBuffer
+from sandtable.trace import FlatBuffer, ReducedBucket
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -20,34 +22,55 @@ if TYPE_CHECKING:
 __all__ = ["FlatBufferReader", "read_flat_buffers"]
 
 Part = tuple[int, int, tuple[str, ...]]
+Place = tuple[int, int]
+"""A storage, and a place in it."""
 
 
 class FlatBufferReader:
-    """Reads the flat buffers of this process once."""
+    """Reads the flat buffers of this process once, after the first step, and notes the reductions until then."""
 
     def __init__(self) -> None:
-        self._buffers: tuple[FlatBuffer, ...] | None = None
+        self.buffers: tuple[FlatBuffer, ...] = ()
+        self.buckets: tuple[ReducedBucket, ...] = ()
+        self._is_read = False
+        self._reductions: list[tuple[bool, list[Place]]] = []
 
-    @property
-    def buffers(self) -> tuple[FlatBuffer, ...]:
-        return self._buffers or ()
+    def note_reduction(self, parameters: Iterable[Parameter], is_in_backward: bool) -> None:
+        """Note that the gradients of these parameters, in this order, are reduced together."""
+        if not self._is_read:
+            self._reductions.append((is_in_backward, [_place(parameter) for parameter in parameters]))
 
     def read(self) -> None:
         """Read the buffers, if they have not been read."""
-        if self._buffers is None:
-            self._buffers = read_flat_buffers()
+        if self._is_read:
+            return
+        self._is_read = True
+        found = sorted(read_flat_buffers(), key=lambda item: (item[1].num_elements, item[1].parts))
+        self.buffers = tuple(buffer for _, buffer in found)
+        places = {
+            (storage, start): (number, part)
+            for number, (storage, buffer) in enumerate(found)
+            for part, (start, _, _) in enumerate(buffer.parts)
+        }
+        self.buckets = tuple(
+            ReducedBucket(
+                is_in_backward=is_in_backward, parameters=tuple(places[place] for place in members if place in places)
+            )
+            for is_in_backward, members in self._reductions
+        )
+        self._reductions.clear()
 
 
-def read_flat_buffers() -> tuple[FlatBuffer, ...]:
-    """Return the layouts of all flat buffers that parameters of this process lie in."""
+def read_flat_buffers() -> list[tuple[int, FlatBuffer]]:
+    """Return the layouts of all flat buffers that parameters of this process lie in, each with its storage."""
     from torch.nn import Parameter
 
     parameters = [thing for thing in gc.get_objects() if isinstance(thing, Parameter)]
     fsdp = sys.modules.get("torch.distributed.fsdp._flat_param")
     flat = [parameter for parameter in parameters if fsdp is not None and isinstance(parameter, fsdp.FlatParameter)]
     sharded = {_storage(parameter) for parameter in flat}
-    buffers = [*map(_unit, flat), *_shared_storages(p for p in parameters if _storage(p) not in sharded)]
-    return tuple(sorted(buffers, key=lambda buffer: (buffer.num_elements, buffer.parts)))
+    units = [(_storage(parameter), _unit(parameter)) for parameter in flat]
+    return [*units, *_shared_storages(p for p in parameters if _storage(p) not in sharded)]
 
 
 def _unit(flat: Any) -> FlatBuffer:
@@ -61,8 +84,8 @@ def _unit(flat: Any) -> FlatBuffer:
     return FlatBuffer(num_elements=flat._padded_unsharded_size.numel(), parts=tuple(parts))
 
 
-def _shared_storages(parameters: Iterable[Parameter]) -> Iterator[FlatBuffer]:
-    """Yield the layouts of storages that several parameters are views of."""
+def _shared_storages(parameters: Iterable[Parameter]) -> Iterator[tuple[int, FlatBuffer]]:
+    """Yield storages that several parameters are views of, with their layouts."""
     parts: dict[int, set[Part]] = {}
     num_elements: dict[int, int] = {}
     for parameter in parameters:
@@ -74,13 +97,17 @@ def _shared_storages(parameters: Iterable[Parameter]) -> Iterator[FlatBuffer]:
         num_elements[storage] = parameter.untyped_storage().nbytes() // parameter.element_size()
     for storage, views in parts.items():
         if len(views) > 1:
-            yield FlatBuffer(num_elements=num_elements[storage], parts=tuple(sorted(views)))
+            yield storage, FlatBuffer(num_elements=num_elements[storage], parts=tuple(sorted(views)))
 
 
 def _flags(num_dims: int, parameter: Parameter | None) -> tuple[str, ...]:
     """Return what optimizers distinguish parameters by: being a vector, and what frameworks have marked them with."""
     marks = [] if parameter is None else [name for name, value in vars(parameter).items() if value is True]
     return tuple(sorted([*marks, "vector"] if num_dims <= 1 else marks))
+
+
+def _place(parameter: Parameter) -> Place:
+    return _storage(parameter), int(parameter.storage_offset())
 
 
 def _storage(parameter: Parameter) -> int:

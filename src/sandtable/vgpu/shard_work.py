@@ -160,6 +160,9 @@ def _hypotheses(pieces: PieceTable) -> Iterator[Sequence[str]]:
     for flag in pieces.flags:
         yield "pieces", f"pieces of {flag}"
         yield "pieces", f"none of {flag}", f"none but {flag}"
+    for reduction in pieces.reductions:
+        yield f"pieces{reduction}", f"slices{reduction}"
+        yield f"pieces{reduction}", f"elements{reduction}", f"whole{reduction}"
     for flag in pieces.flags:
         yield "pieces", "elements", f"pieces of {flag}", f"elements of {flag}"
     yield ("pieces", "elements", "whole", "none", "one")

@@ -65,7 +65,8 @@ class ShardedRanks:
     def of(cls, ranks: Ints, work: Mapping[int, RankWork], registry: GroupRegistry) -> "ShardedRanks | None":
         """Return the sharded ranks of a component; None if it has no flat buffers, or all ranks hold the same."""
         first = min(work)
-        if len({rank_work.records.flat_buffers for rank_work in work.values()}) > 1:
+        layouts = {(one.records.flat_buffers, one.records.reduced_buckets) for one in work.values()}
+        if len(layouts) > 1:
             return None
         buffers = []
         for cut in cut_buffers(work[first].records):
@@ -73,7 +74,7 @@ class ShardedRanks:
             if (positions < 0).any():
                 return None
             buffers.append((cut, positions))
-        pieces = piece_table(ranks, buffers)
+        pieces = piece_table(ranks, buffers, work[first].records.reduced_buckets)
         return None if pieces.is_even else cls(pieces, work)
 
     @cached_property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.trace.records import FlatBuffer, RankRecords
+from sandtable.trace.records import FlatBuffer, RankRecords, ReducedBucket
 from sandtable.trace.signature import DTYPE_BITS
 
 __all__ = ["CutBuffer", "PieceTable", "cut_buffers", "piece_table"]
@@ -26,6 +26,8 @@ Ints = npt.NDArray[np.int64]
 class CutBuffer:
     """A flat buffer, and how it is cut: each bucket (start, size) into equal shards, one per member of the group."""
 
+    number: int
+    """Its place among the flat buffers of the rank."""
     buffer: FlatBuffer
     group: int
     """An index into the rank's own groups."""
@@ -39,13 +41,16 @@ class PieceTable:
 
     Columns are what may decide the work of a rank: the number of its pieces; their elements; the elements of the whole
     parameters they are pieces of; the same of parameters with a flag; and whether a list of them is empty, or has one
-    entry, which needs no concatenation.
+    entry, which needs no concatenation. Where gradients are reduced in buckets, the same of those reduced in the
+    backward pass and of those reduced after it; a *slice* is what neighbours in a bucket that belong to one rank make.
     """
 
     ranks: Ints
     names: tuple[str, ...]
     flags: tuple[str, ...]
     """The flags that some parameters have and others have not."""
+    reductions: tuple[str, ...]
+    """The ends of names of columns about buckets: " in backward", " after backward"."""
     rows: Ints
 
     def column(self, name: str) -> Ints:
@@ -62,21 +67,27 @@ class PieceTable:
         return bool((self.rows == self.rows[:1]).all())
 
 
+_REDUCED = ("pieces", "elements", "whole", "slices")
+"""What is counted of reduced buckets."""
+
+
 def cut_buffers(records: RankRecords) -> list[CutBuffer]:
     """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets."""
     calls = _sharding_calls(records)
     cut: list[CutBuffer] = []
-    for buffer in records.flat_buffers:
+    for number, buffer in enumerate(records.flat_buffers):
         for group, sizes in calls.items():
             num_shards = len(records.groups[group].ranks)
             buckets = _buckets(buffer.num_elements, sizes)
             if buckets and num_shards > 1 and all(size % num_shards == 0 for _, size in buckets):
-                cut.append(CutBuffer(buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
+                cut.append(CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
                 break
     return cut
 
 
-def piece_table(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]]) -> PieceTable:
+def piece_table(
+    ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], reduced: Sequence[ReducedBucket] = ()
+) -> PieceTable:
     """Count the pieces of each of `ranks`; every buffer comes with their positions in its group."""
     pieces, elements, whole = _count(ranks, buffers)
     columns = {"pieces": pieces, "elements": elements, "whole": whole, "none": pieces == 0, "one": pieces == 1}
@@ -86,8 +97,15 @@ def piece_table(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]]) -> Piece
         flagged, flagged_elements, _ = _count(ranks, buffers, flag=flag)
         columns |= {f"pieces of {flag}": flagged, f"elements of {flag}": flagged_elements}
         columns |= {f"none of {flag}": flagged == 0, f"none but {flag}": flagged == pieces}
+    reductions = []
+    for name, is_in_backward in ((" in backward", True), (" after backward", False)):
+        chosen = [bucket for bucket in reduced if bucket.is_in_backward == is_in_backward]
+        if chosen:
+            reductions.append(name)
+            counted = _count_reduced(ranks, buffers, chosen)
+            columns |= {f"{what}{name}": row for what, row in zip(_REDUCED, counted, strict=True)}
     rows = np.stack(list(columns.values()), axis=1).astype(np.int64)
-    return PieceTable(ranks, tuple(columns), tuple(flags), rows)
+    return PieceTable(ranks, tuple(columns), tuple(flags), tuple(reductions), rows)
 
 
 def _count(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], *, flag: str | None = None) -> Ints:
@@ -105,6 +123,30 @@ def _count(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], *, flag: str 
             shards[1, first] -= low - first * length
             shards[1, last] -= (last + 1) * length - high
         totals += shards[:, positions]
+    return totals
+
+
+def _count_reduced(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], reduced: Sequence[ReducedBucket]) -> Ints:
+    """Return four numbers per rank about these buckets: its pieces, elements, whole parameters, and slices."""
+    cuts = {cut.number: (cut, positions) for cut, positions in buffers}
+    totals = np.zeros((len(_REDUCED), len(ranks)), dtype=np.int64)
+    shards = {number: np.zeros((len(_REDUCED), cut.num_shards), dtype=np.int64) for number, (cut, _) in cuts.items()}
+    for bucket in reduced:
+        before = None  # the last shard of the parameter before
+        for number, part in bucket.parameters:
+            if number not in cuts:
+                continue
+            cut = cuts[number][0]
+            for low, high, size, length in _spans([cut.buffer.parts[part][:2]], cut):
+                first, last = low // length, (high - 1) // length
+                counted = shards[number]
+                counted[:, first : last + 1] += np.array([[1], [length], [size], [1]])
+                counted[1, first] -= low - first * length
+                counted[1, last] -= (last + 1) * length - high
+                counted[3, first] -= first == before
+                before = last
+    for number, (_, positions) in cuts.items():
+        totals += shards[number][:, positions]
     return totals
 
 

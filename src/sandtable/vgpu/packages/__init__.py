@@ -1,0 +1,10 @@
+"""Compiled GPU packages: what takes the place of the parts that only a card can run, one file per package.
+
+A package's Python code runs as it is. Where it calls a kernel, the file for it here defines an operator of torch with
+the kernel's name and the tensors that it reads and writes. The virtual GPU then treats it like any other operator:
+shapes, memory, a record. `engine/compute` knows what it costs.
+"""
+
+from sandtable.vgpu.packages.importing import follow_packages
+
+__all__ = ["follow_packages"]

@@ -1,0 +1,114 @@
+"""DeepSpeed: kernels that it compiles when they are first needed (its op builders).
+
+`OpBuilder.load` would start a compiler for CUDA, which a machine without a GPU hardly has, and leave a lock file
+behind. Here it returns a namespace with the functions of the compiled module. Those on the card become operators of
+torch:
+
+    deepspeed::multi_tensor_adam, deepspeed::multi_tensor_lion   one update of many tensors, in a few kernels
+    deepspeed::lamb                                              one tensor: moments, two norms, update
+
+A kernel without a file of ours raises with its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["adaptations"]
+
+_SCHEMAS = (
+    "multi_tensor_adam(Tensor[] grads, Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs) -> ()",
+    "multi_tensor_lion(Tensor[] grads, Tensor(a!)[] params, Tensor(b!)[] exp_avgs) -> ()",
+    "lamb(Tensor(a!) param, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor grad) -> Tensor",
+)
+
+
+def adaptations(on_reduction: Callable[[Iterable[Any], bool], None]) -> dict[str, Callable[[ModuleType], None]]:
+    """Return what is changed in which module; `on_reduction` takes the parameters of each bucket of gradients."""
+    return {
+        "deepspeed.ops.op_builder.builder": _adapt_builder,
+        "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, on_reduction),
+    }
+
+
+def _follow_reductions(module: ModuleType, on_reduction: Callable[[Iterable[Any], bool], None]) -> None:
+    """Report the buckets of ZeRO 1 and 2: a rank copies the slices of a bucket that are its own."""
+    import torch
+
+    optimizer = module.DeepSpeedZeroOptimizer
+    original = optimizer.average_tensor
+
+    @functools.wraps(original)
+    def average_tensor(self: Any, tensor: Tensor, data_type: torch.dtype) -> Any:
+        parameters = [self.bit16_groups[group][place] for group, place, _ in self.ipg_buckets[data_type].params]
+        on_reduction(parameters, torch._C._current_graph_task_id() != -1)
+        return original(self, tensor, data_type)
+
+    optimizer.average_tensor = average_tensor
+
+
+def _adapt_builder(module: ModuleType) -> None:
+    """Have op builders load our functions."""
+    import torch
+
+    library: Any = torch.library.Library("deepspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in _SCHEMAS:
+        library.define(schema)
+    library.impl("lamb", lambda param, *_: param.new_empty(1, dtype=torch.float32), "Meta")
+    for name in ("multi_tensor_adam", "multi_tensor_lion"):
+        library.impl(name, lambda *_: None, "Meta")
+    module.OpBuilder._sandtable_library = library  # operators live as long as their library
+    module.OpBuilder.load = _load
+    module.OpBuilder.is_compatible = lambda builder, verbose=False: True
+
+
+def _load(builder: Any, verbose: bool = False) -> Any:
+    functions = _KERNELS.get(builder.name)
+    if functions is None:
+        raise RuntimeError(
+            f"DeepSpeed's kernel '{builder.name}' must have a replacement to run on a virtual GPU, but there is none; "
+            "leave out the option that uses it"
+        )
+    return SimpleNamespace(**{name: _without_gradients(function) for name, function in functions.items()})
+
+
+def _without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as autograd sees a kernel that it does not know: not at all."""
+    import torch
+
+    return torch.no_grad()(function)
+
+
+def _multi_tensor_adam(chunk_size: int, overflow: Tensor, lists: Sequence[list[Tensor]], *settings: float) -> None:
+    import torch
+
+    torch.ops.deepspeed.multi_tensor_adam(*lists)
+
+
+def _multi_tensor_lion(chunk_size: int, overflow: Tensor, lists: Sequence[list[Tensor]], *settings: float) -> None:
+    import torch
+
+    torch.ops.deepspeed.multi_tensor_lion(*lists)
+
+
+def _lamb(param: Tensor, copy: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, grad: Tensor, *settings: float) -> Tensor:
+    import torch
+
+    coefficient: Tensor = torch.ops.deepspeed.lamb(param, exp_avg, exp_avg_sq, grad)
+    if copy.numel():
+        copy.copy_(param)
+    return coefficient
+
+
+_KERNELS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "fused_adam": {"multi_tensor_adam": _multi_tensor_adam},
+    "fused_lamb": {"lamb": _lamb},
+    "fused_lion": {"multi_tensor_lion": _multi_tensor_lion},
+}
+"""By the name of an op builder, the functions of the module that it would build."""
