@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -23,7 +25,7 @@ from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.ordering import in_order
-from sandtable.vgpu.packages import follow_packages
+from sandtable.vgpu.packages import Watcher, follow_packages
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
@@ -124,7 +126,13 @@ class Capture:
         adapt(core)
         adapt_checkpoints(core)
         follow_extensions(core)
-        follow_packages(on_reduction=flat_buffers.note_reduction)
+        follow_packages(
+            Watcher(
+                on_reduction=flat_buffers.note_reduction,
+                around_optimizer=steps.around_optimizer,
+                after_backward=partial(_after_backward, core),
+            )
+        )
         follow_futures(core)
 
         MessageRecorder(core, channel, groups, steps).install()
@@ -207,6 +215,16 @@ class Capture:
             self._core.note(SKIPPED_UPDATES, skipped)
         if num_steps == 0:
             self._core.note(NO_STEPS, self._steps.describe_none())
+
+
+@contextmanager
+def _after_backward(core: ModuleType) -> Iterator[None]:
+    """Count all work inside as the backward pass's."""
+    core.set_backward(True)
+    try:
+        yield
+    finally:
+        core.set_backward(False)
 
 
 def _set_up_cards(core: ModuleType, settings: RankSettings) -> None:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -164,10 +165,22 @@ class StepCounter:
         if local.stepping or local.num_backwards:
             self._paces.dismiss(number)  # a part of the outer optimizer, or of the backward pass
             local.updates_in_backward |= not local.stepping
-            self._core.set_optimizer(bool(local.stepping))
+            self._core.set_optimizer(bool(local.stepping or local.num_around))
             return
-        self._core.set_optimizer(False)
+        self._core.set_optimizer(local.num_around > 0)
         self._end_update(number)
+
+    @contextmanager
+    def around_optimizer(self) -> Iterator[None]:
+        """Count all work inside as the optimizer's: what a framework does around the optimizer of torch."""
+        local = self._local
+        local.num_around += 1
+        self._core.set_optimizer(True)
+        try:
+            yield
+        finally:
+            local.num_around -= 1
+            self._core.set_optimizer(bool(local.stepping or local.num_around))
 
     # ---- backward passes ----
 
@@ -225,10 +238,11 @@ class StepCounter:
 
 
 class _ThreadState(threading.local):
-    """What a thread is doing: the optimizers whose `step` it is in, and its backward passes, inside each other."""
+    """What a thread is doing: the optimizers whose `step` it is in, what is around them, and its backward passes."""
 
     def __init__(self) -> None:
         self.stepping: list[Any] = []
+        self.num_around = 0
         self.num_backwards = 0
         self.updates_in_backward = False
 

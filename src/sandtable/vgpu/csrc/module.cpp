@@ -374,6 +374,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("num_inferences", &num_inferences);
   m.def("set_recording", [](bool on) { Recorder::get().set_recording(on); });
   m.def("set_optimizer", [](bool inside) { Recorder::get().set_optimizer(inside); });
+  m.def("set_backward", [](bool inside) { Recorder::get().set_backward(inside); });
   m.def("submit_job", [] { return Recorder::get().submit_job(); });
   m.def("begin_job", [](uint32_t number) { Recorder::get().begin_job(number); });
   m.def("end_job", [](uint32_t number) { Recorder::get().end_job(number); });

@@ -111,6 +111,8 @@ Place find_place() {
       line = line_of_sequence[node->sequence_nr()];
     return {Phase::kBackward, line};
   }
+  if (Recorder::get().in_backward())
+    return {Phase::kBackward, line};
   uint64_t next = at::sequence_number::peek();
   if (line != 0 && next > 0 && c10::GradMode::is_enabled()) {
     std::lock_guard<std::mutex> lock(sequence_mutex);

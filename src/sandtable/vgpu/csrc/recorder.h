@@ -91,12 +91,14 @@ class Recorder {
   void note(const std::string& kind, const std::string& text, uint32_t line);
 
   void set_optimizer(bool inside) { in_optimizer_ = inside; }
+  void set_backward(bool inside) { in_backward_ = inside; } // also where no gradient is computed: they are reduced
   void end_update(uint32_t updater, int64_t detail); // a step may end here: capture.py decides when all is known
   // How many operators may come between one update and the next.
   void set_operator_limit(int64_t limit) { operator_limit_ = limit; }
   void set_recording(bool on) { recording_ = on; }
   bool recording() const { return recording_; }
   bool in_optimizer() const { return in_optimizer_; }
+  bool in_backward() const { return in_backward_; }
   bool over_limit() const { return operator_limit_ > 0 && num_operators_ - before_update_ >= operator_limit_; }
   int64_t num_operators() const { return num_operators_; }
 
@@ -124,6 +126,7 @@ class Recorder {
   std::map<std::pair<uint16_t, uint16_t>, uint32_t> followed_;    // by stream, and the stream that was waited for
   bool recording_ = true;
   bool in_optimizer_ = false;
+  bool in_backward_ = false;
   int64_t operator_limit_ = 0;
   int64_t num_operators_ = 0;
   int64_t before_update_ = 0;

@@ -6,5 +6,6 @@ shapes, memory, a record. `engine/compute` knows what it costs.
 """
 
 from sandtable.vgpu.packages.importing import follow_packages
+from sandtable.vgpu.packages.watcher import Watcher
 
-__all__ = ["follow_packages"]
+__all__ = ["Watcher", "follow_packages"]

@@ -13,9 +13,12 @@ A kernel without a file of ours raises with its name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from sandtable.vgpu.packages.watcher import Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,15 +32,32 @@ _SCHEMAS = (
 )
 
 
-def adaptations(on_reduction: Callable[[Iterable[Any], bool], None]) -> dict[str, Callable[[ModuleType], None]]:
-    """Return what is changed in which module; `on_reduction` takes the parameters of each bucket of gradients."""
+def adaptations(watcher: Watcher) -> dict[str, Callable[[ModuleType], None]]:
+    """Return what is changed in which module."""
     return {
         "deepspeed.ops.op_builder.builder": _adapt_builder,
-        "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, on_reduction),
+        "deepspeed.runtime.engine": lambda module: _follow_phases(module.DeepSpeedEngine, watcher),
+        "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, watcher),
     }
 
 
-def _follow_reductions(module: ModuleType, on_reduction: Callable[[Iterable[Any], bool], None]) -> None:
+def _follow_phases(engine: type, watcher: Watcher) -> None:
+    """Report what the engine does after the backward pass, and around the optimizer."""
+    for name, phase in (("_backward_epilogue", watcher.after_backward), ("_take_model_step", watcher.around_optimizer)):
+        if hasattr(engine, name):
+            setattr(engine, name, _within(phase, getattr(engine, name)))
+
+
+def _within(phase: Callable[[], AbstractContextManager[None]], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*args: Any, **options: Any) -> Any:
+        with phase():
+            return method(*args, **options)
+
+    return run
+
+
+def _follow_reductions(module: ModuleType, watcher: Watcher) -> None:
     """Report the buckets of ZeRO 1 and 2: a rank copies the slices of a bucket that are its own."""
     import torch
 
@@ -47,7 +67,7 @@ def _follow_reductions(module: ModuleType, on_reduction: Callable[[Iterable[Any]
     @functools.wraps(original)
     def average_tensor(self: Any, tensor: Tensor, data_type: torch.dtype) -> Any:
         parameters = [self.bit16_groups[group][place] for group, place, _ in self.ipg_buckets[data_type].params]
-        on_reduction(parameters, torch._C._current_graph_task_id() != -1)
+        watcher.on_reduction(parameters, torch._C._current_graph_task_id() != -1)
         return original(self, tensor, data_type)
 
     optimizer.average_tensor = average_tensor

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from sandtable.vgpu.packages import deepspeed
+from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["follow_packages"]
 
 Adaptation = Callable[[ModuleType], None]
 
 
-def follow_packages(*, on_reduction: Callable[[Iterable[Any], bool], None]) -> None:
-    """Adapt modules that this process imports from now on.
-
-    `on_reduction` is called with parameters whose gradients are reduced together, in their order, and whether the
-    backward pass is under way.
-    """
-    sys.meta_path.insert(0, _Finder(deepspeed.adaptations(on_reduction)))
+def follow_packages(watcher: Watcher) -> None:
+    """Adapt modules that this process imports from now on."""
+    sys.meta_path.insert(0, _Finder(deepspeed.adaptations(watcher)))
 
 
 class _Finder(MetaPathFinder):

@@ -1,0 +1,24 @@
+"""The watcher: what the files for packages report about a framework's own work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Watcher"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """Takes note of reductions and phases.
+
+    `on_reduction` is called with parameters whose gradients are reduced together, in their order, and whether the
+    backward pass is under way. Work inside `around_optimizer()` is the optimizer's, and inside `after_backward()` the
+    backward pass's, though torch's own optimizer and autograd do not run.
+    """
+
+    on_reduction: Callable[[Iterable[Any], bool], None]
+    around_optimizer: Callable[[], AbstractContextManager[None]]
+    after_backward: Callable[[], AbstractContextManager[None]]

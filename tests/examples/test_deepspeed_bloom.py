@@ -1,0 +1,95 @@
+"""Bloom under DeepSpeed: what ranks send each other and keep is what theory says, for every stage of ZeRO."""
+
+import functools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import sandtable
+from sandtable import Launcher, LaunchOptions, Rehearsal
+
+pytest.importorskip("deepspeed")
+pytest.importorskip("transformers")
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "deepspeed_bloom.py"
+VOCABULARY, HIDDEN, LAYERS = 250_880, 1024, 24
+PARAMETERS = VOCABULARY * HIDDEN + LAYERS * (12 * HIDDEN**2 + 13 * HIDDEN) + 4 * HIDDEN
+"""Of bloom-560m: the embedding, per layer four products, their biases and two norms, and two norms outside."""
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher() as launcher:
+        yield launcher
+
+
+@pytest.fixture(scope="module")
+def run(launcher):
+    """Return a function that rehearses two steps on 8 ranks per node, once for the same arguments."""
+
+    @functools.cache
+    def run(stage: int, dtype: str = "bf16", nodes: int = 1) -> Rehearsal:
+        options = LaunchOptions(ranks_per_node=8, launcher=launcher)
+        flags = ("--zero", str(stage), "--dtype", dtype)
+        rehearsal = sandtable.rehearse(SCRIPT, *flags, nodes=nodes, steps=2, options=options)
+        assert rehearsal.error is None
+        assert rehearsal.trace.num_steps == 2
+        assert not any(finding.rule == "unsure-classes" for finding in rehearsal.findings)
+        return rehearsal
+
+    return run
+
+
+def model_calls(rehearsal: Rehearsal) -> Counter[str]:
+    """Return the bytes of the second step's collectives of gradients and parameters, by operator."""
+    view = rehearsal.trace.rank(0)
+    totals: Counter[str] = Counter()
+    for call in view.collectives(view.step_slice(2)):
+        if call.dtype in ("bfloat16", "float16"):  # others are flags, norms and the order of layers
+            totals[call.op] += max(call.bytes_in, call.bytes_out)
+    return totals
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("stage", "ops"),
+    [
+        (0, {"all_reduce"}),
+        (1, {"all_reduce", "all_gather"}),
+        (2, {"all_reduce", "all_gather"}),
+        (3, {"reduce_scatter", "all_gather"}),
+    ],
+)
+def test_gradients_and_parameters_travel_once(run, stage, ops, dtype):
+    assert PARAMETERS == 559_214_592
+    assert model_calls(run(stage, dtype)) == dict.fromkeys(ops, 2 * PARAMETERS)
+
+
+@pytest.mark.parametrize(("stage", "nodes"), [(0, 1), (1, 1), (2, 1), (3, 1), (2, 8)])
+def test_each_rank_keeps_its_share_of_the_states(run, stage, nodes):
+    rehearsal = run(stage, nodes=nodes)
+    share = PARAMETERS / (8 * nodes if stage else 1)
+    kept = rehearsal.summary.memory[0].use.bytes_by_category
+    assert kept["parameters"] == pytest.approx(4 * share, rel=1e-3), "the copy in float32 that Adam updates"
+    assert kept["optimizer"] == pytest.approx(8 * share, rel=1e-3), "two moments in float32"
+
+
+def test_3072_ranks_are_two_classes_and_take_seconds(run):
+    rehearsal = run(2, nodes=384)
+    assert len(rehearsal.trace.classes) == 2, "rank 0, which reads the loss, and all others"
+    assert len(rehearsal.trace.captured_ranks) <= 16
+    assert model_calls(rehearsal) == {"all_reduce": 2 * PARAMETERS, "all_gather": 2 * PARAMETERS}
+    assert rehearsal.trace.wall_seconds < 90
+
+
+@pytest.mark.parametrize("optimizer", ["Lamb", "Lion"])
+def test_other_fused_optimizers_run(launcher, tmp_path, optimizer):
+    text = SCRIPT.read_text(encoding="utf-8").replace('"type": "Adam"', f'"type": "{optimizer}"')
+    assert optimizer in text
+    script = tmp_path / "bloom.py"
+    script.write_text(text, encoding="utf-8")
+    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
+    rehearsal = sandtable.rehearse(script, "--size", "tiny", "--zero", "0", "--seq-len", "16", steps=2, options=options)
+    assert rehearsal.step_seconds > 0
+    assert any("deepspeed::" in signature.op for signature in rehearsal.trace.signatures)
