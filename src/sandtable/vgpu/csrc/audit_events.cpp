@@ -2,6 +2,7 @@
 // event, and optimizers raise hundreds of them per step: `id` is one.
 #include <Python.h>
 
+#include <deque>
 #include <utility>
 
 #include "audit_events.h"
@@ -11,18 +12,20 @@ namespace {
 
 // The names of events and whom to call. Guarded by the GIL; never destroyed, because events go on while Python ends.
 auto& watchers() {
-  static auto* list = new std::vector<std::pair<std::string, PyObject*>>();
+  static auto* list = new std::deque<std::pair<std::string, PyObject*>>();
   return *list;
 }
 
 int handle(const char* event, PyObject* arguments, void*) {
-  for (const auto& [name, callback] : watchers())
-    if (name == event) {
-      PyObject* result = PyObject_CallFunction(callback, "sO", event, arguments);
-      if (result == nullptr)
-        return -1;
-      Py_DECREF(result);
-    }
+  for (size_t i = 0; i < watchers().size(); ++i) { // no iterators: a callback may let another thread add a watcher
+    const auto& [name, callback] = watchers()[i];
+    if (name != event)
+      continue;
+    PyObject* result = PyObject_CallFunction(callback, "sO", event, arguments);
+    if (result == nullptr)
+      return -1;
+    Py_DECREF(result);
+  }
   return 0;
 }
 
