@@ -74,7 +74,7 @@ def test_each_rank_keeps_its_share_of_the_states(run, stage, nodes):
     assert kept["optimizer"] == pytest.approx(8 * share, rel=1e-3), "two moments in float32"
     if stage < 3:  # which keeps whole parameters only while they are used
         whole, copy = 2 * PARAMETERS, 4 * share
-        assert kept["parameters"] == pytest.approx(whole + copy, rel=1e-3), "the weights, and the copy that Adam updates"
+        assert kept["parameters"] == pytest.approx(whole + copy, rel=1e-3), "weights, and the copy that Adam updates"
 
 
 def test_3072_ranks_are_two_classes_and_take_seconds(run):
