@@ -170,8 +170,11 @@ class ForkClient:
         self._sharing = _Sharing.IMPORTING
         self._busy_until = time.monotonic() + _MAX_SLOWDOWN * seconds + _MAX_EXTRA_SECONDS
 
-    def check(self) -> None:
-        """Hold no rank back any longer if the first one seems to wait for others, or the template takes too long."""
+    def check(self, *, is_quiet: bool) -> None:
+        """Hold no rank back any longer if the first one seems to wait for others, or the template takes too long.
+
+        The first one may ask the job's store for another rank again and again, so this cannot wait until it is quiet.
+        """
         now = time.monotonic()
         if self._sharing is _Sharing.LOGGING and self._first_process is not None:
             ticks = cpu_ticks(self._first_process)

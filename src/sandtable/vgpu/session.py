@@ -89,8 +89,11 @@ class RankStarter(Protocol):
     def share_imports(self, modules: Sequence[ImportedModule]) -> None:
         """Have ranks that follow share these imports of the first one, if that is worthwhile."""
 
-    def check(self) -> None:
-        """Take note that nothing has happened for a while; raise MismatchError if a requested rank will never start."""
+    def check(self, *, is_quiet: bool) -> None:
+        """Look after ranks that have been requested and not started; raise MismatchError if one never will.
+
+        `is_quiet` if nothing has happened for a while.
+        """
 
 
 class Session:
@@ -270,7 +273,7 @@ class Session:
                 self._quiet_since = None
             else:
                 self._check_for_deadlock()
-                self._client.check()
+            self._client.check(is_quiet=not events)
             self.meter.look(self._live.values())
             self._client.turns.look(self._process_ids(), has_news=bool(events))
 

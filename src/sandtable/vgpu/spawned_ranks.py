@@ -193,8 +193,10 @@ class SpawnedRanks:
     def share_imports(self, modules: Sequence[ImportedModule]) -> None:
         """Do nothing: a rank is forked from a process of the script, and has its imports."""
 
-    def check(self) -> None:
+    def check(self, *, is_quiet: bool) -> None:
         """Raise MismatchError if a requested rank will never start."""
+        if not is_quiet:
+            return
         if not self._requests or self._parents.are_busy:
             self._idle_since = time.monotonic()
             return
