@@ -7,7 +7,7 @@ torch:
     deepspeed::multi_tensor_adam, deepspeed::multi_tensor_lion   one update of many tensors, in a few kernels
     deepspeed::lamb                                              one tensor: moments, two norms, update
 
-A kernel without a file of ours raises with its name.
+A kernel for the card without a function here raises with its name; those for the host are compiled as ever.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def _follow_reductions(module: ModuleType, watcher: Watcher) -> None:
 
     @functools.wraps(original)
     def average_tensor(self: Any, tensor: Tensor, data_type: torch.dtype) -> Any:
-        parameters = [self.bit16_groups[group][place] for group, place, _ in self.ipg_buckets[data_type].params]
-        watcher.on_reduction(parameters, torch._C._current_graph_task_id() != -1)
+        if hasattr(self, "ipg_buckets"):  # older releases keep them elsewhere
+            parameters = [self.bit16_groups[group][place] for group, place, _ in self.ipg_buckets[data_type].params]
+            watcher.on_reduction(parameters, torch._C._current_graph_task_id() != -1)
         return original(self, tensor, data_type)
 
     optimizer.average_tensor = average_tensor
@@ -84,18 +85,21 @@ def _adapt_builder(module: ModuleType) -> None:
     for name in ("multi_tensor_adam", "multi_tensor_lion"):
         library.impl(name, lambda *_: None, "Meta")
     module.OpBuilder._sandtable_library = library  # operators live as long as their library
-    module.OpBuilder.load = _load
-    module.OpBuilder.is_compatible = lambda builder, verbose=False: True
+    original = module.OpBuilder.load
 
+    @functools.wraps(original)
+    def load(builder: Any, verbose: bool = False) -> Any:
+        functions = _KERNELS.get(builder.name)
+        if functions is not None:
+            return SimpleNamespace(**{name: _without_gradients(function) for name, function in functions.items()})
+        if isinstance(builder, module.CUDAOpBuilder):
+            raise RuntimeError(
+                f"DeepSpeed's kernel '{builder.name}' must have a replacement to run on a virtual GPU, but there is "
+                "none; leave out the option that uses it"
+            )
+        return original(builder, verbose)  # for the host
 
-def _load(builder: Any, verbose: bool = False) -> Any:
-    functions = _KERNELS.get(builder.name)
-    if functions is None:
-        raise RuntimeError(
-            f"DeepSpeed's kernel '{builder.name}' must have a replacement to run on a virtual GPU, but there is none; "
-            "leave out the option that uses it"
-        )
-    return SimpleNamespace(**{name: _without_gradients(function) for name, function in functions.items()})
+    module.OpBuilder.load = load
 
 
 def _without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
