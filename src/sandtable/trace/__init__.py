@@ -23,6 +23,7 @@ from sandtable.trace.summary import (
 )
 from sandtable.trace.trace import FILE_NAME, RunFacts, Trace
 from sandtable.trace.view import Collective, Operator, RankClass, RankView
+from sandtable.trace.work import Work
 
 __all__ = [
     "FILE_NAME",
@@ -60,6 +61,7 @@ __all__ = [
     "TensorSpec",
     "Trace",
     "Traffic",
+    "Work",
     "bytes_moved",
     "flops",
     "format_ranks",

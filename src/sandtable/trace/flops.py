@@ -25,6 +25,8 @@ Shape = tuple[int, ...]
 
 def flops(signature: Signature) -> int:
     """Return the floating-point operations of one launch; 0 for operators that are not matrix products."""
+    if signature.work is not None:
+        return signature.work.total_flops
     formula = _FORMULAS.get(signature.name)
     if formula is None:
         return 0

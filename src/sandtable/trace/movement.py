@@ -16,6 +16,9 @@ __all__ = ["bytes_moved"]
 def bytes_moved(signature: Signature) -> tuple[int, int]:
     """Return the bytes (read, written) of one launch."""
     name, inputs, outputs = signature.name, signature.inputs, signature.outputs
+    if signature.work is not None:
+        read, written = signature.work.bytes_read, signature.work.bytes_written
+        return _total(inputs) if read is None else read, _total(outputs) if written is None else written
     if name in _NOTHING:
         return 0, 0
     if name in _FILLS:

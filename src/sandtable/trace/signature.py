@@ -3,7 +3,7 @@
 A training loop repeats itself, so the tens of thousands of operators a rank launches are a few thousand distinct
 *signatures* (operator, geometry of its tensors, scalars) and a column of indices into them. A signature travels as one
 JSON text, `{"op": "aten::mm", "in": [["bfloat16", [8, 4], [4, 1], "cuda"], ...], "out": [...], "args": [...]}`, and is
-parsed on demand.
+parsed on demand. A kernel that is not torch's own also has `"work": {...}`, see `work.py`.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import TraceError
+from sandtable.trace.work import Work
 
 __all__ = ["DTYPE_BITS", "TENSOR", "Signature", "SignatureTable", "TensorSpec", "hash_texts"]
 
@@ -79,13 +80,15 @@ class Signature:
     """One operator on one geometry.
 
     `args` is the JSON list of its arguments in schema order, null where one was not given. Tensors, which are in
-    `inputs`, are left out or leave `"t"` in their place; numbers that tensors are computed with leave `"s"`.
+    `inputs`, are left out or leave `"t"` in their place; numbers that tensors are computed with leave `"s"`. `work` is
+    what a launch does, where the name of the operator does not say it.
     """
 
     op: str
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     args: str = "[]"
+    work: Work | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Signature":
@@ -94,7 +97,8 @@ class Signature:
             data = json.loads(text)
             inputs = tuple(_spec(row) for row in data["in"] if row is not None)
             outputs = tuple(_spec(row) for row in data["out"] if row is not None)
-            return cls(data["op"], inputs, outputs, _compact(data["args"]))
+            work = Work.from_dict(data["work"]) if "work" in data else None
+            return cls(data["op"], inputs, outputs, _compact(data["args"]), work)
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(
                 f'a signature must be JSON with "op", "in", "out" and "args", but got {text[:200]!r} ({error}); '
@@ -104,7 +108,9 @@ class Signature:
     @property
     def text(self) -> str:
         """The JSON text that `parse` reads."""
-        return f'{{"op":{_compact(self.op)},"in":{_rows(self.inputs)},"out":{_rows(self.outputs)},"args":{self.args}}}'
+        work = "" if self.work is None else f',"work":{_compact(self.work.to_dict())}'
+        tensors = f'"in":{_rows(self.inputs)},"out":{_rows(self.outputs)}'
+        return f'{{"op":{_compact(self.op)},{tensors},"args":{self.args}{work}}}'
 
     @property
     def name(self) -> str:

@@ -1,8 +1,11 @@
 """The cost model of one device: from an operator's signature to nanoseconds, on the device and on the host."""
 
+from typing import get_args
+
 from sandtable.cluster.device import Device
 from sandtable.engine.compute.attention import Attention
 from sandtable.engine.compute.convolution import Convolution
+from sandtable.engine.compute.described import Described
 from sandtable.engine.compute.family import Cost, Family
 from sandtable.engine.compute.gemm import Gemm
 from sandtable.engine.compute.indexing import Indexing
@@ -13,6 +16,7 @@ from sandtable.engine.compute.streaming import Copy, Elementwise, Normalisation,
 from sandtable.trace.flops import flops
 from sandtable.trace.kinds import Phase
 from sandtable.trace.signature import Signature
+from sandtable.trace.work import WorkFamily
 
 __all__ = ["CostModel"]
 
@@ -34,6 +38,7 @@ class CostModel:
         self.is_synchronous: bool = device.vendor == "cpu"
         self._lists = Lists(device)
         self._unknown = Unknown(device)
+        self._described = {family: Described(device, family) for family in get_args(WorkFamily)}
         link = host_link_bytes_per_s or host.link_bytes_per_s
         families = (
             *(kind(device) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation, Reduction)),
@@ -70,6 +75,8 @@ class CostModel:
 
     def family_of(self, signature: Signature) -> Family:
         """Return the family that costs this operator."""
+        if signature.work is not None:
+            return self._described[signature.work.family]
         name = signature.name
         if is_list_operator(name):
             return self._lists

@@ -392,6 +392,9 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("mark_parameter", &mark_parameter);
   m.def("take_update", &take_update);
   m.def("num_backwards", &num_backwards);
+  m.def("record_kernel", [](
+      const std::string& name, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+      const std::string& work) { record_kernel(name, inputs, outputs, work); });
   m.def("note", [](const std::string& kind, const std::string& text) {
     Recorder::get().note(kind, text, current_place().line);
   });

@@ -430,6 +430,29 @@ void record_operator(uint32_t signature, int device) {
     limit_function();
 }
 
+void record_kernel(
+    const std::string& name,
+    at::ArrayRef<at::Tensor> inputs,
+    at::ArrayRef<at::Tensor> outputs,
+    const std::string& work) {
+  OneOperator one;
+  int device = current_device();
+  for (at::ArrayRef<at::Tensor> tensors : {outputs, inputs})
+    for (const at::Tensor& tensor : tensors)
+      if (tensor.is_cuda())
+        device = tensor.device().index();
+  for (const at::Tensor& tensor : outputs) {
+    if (!tensor.is_cuda())
+      continue;
+    set_stand_in(tensor, false, 1);
+    if (is_all_false(tensor))
+      block_of(tensor)->all_false = false;
+    if (watching_parameters)
+      look_for_parameter(tensor);
+  }
+  record_operator(signature_of(name, inputs, outputs, work), device);
+}
+
 void set_limit_function(void (*function)()) {
   limit_function = function;
 }

@@ -12,6 +12,12 @@ at::Tensor new_tensor(const Geometry& geometry, at::ScalarType dtype, size_t num
 at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, int device); // contiguous
 void resize_in_place(const at::Tensor& tensor, const Geometry& geometry);
 void record_operator(uint32_t signature, int device);
+// A kernel that is not torch's reads `inputs` and writes `outputs`; `work` is JSON, see signature_of.
+void record_kernel(
+    const std::string& name,
+    at::ArrayRef<at::Tensor> inputs,
+    at::ArrayRef<at::Tensor> outputs,
+    const std::string& work);
 
 // The kernels for all operators: on tensors of the card, and on tensors there in coordinate format.
 void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);

@@ -233,7 +233,8 @@ std::string write_signature(
     const std::string& name,
     at::ArrayRef<c10::IValue> arguments,
     at::ArrayRef<c10::IValue> results,
-    const c10::FunctionSchema* schema = nullptr) {
+    const c10::FunctionSchema* schema = nullptr,
+    const std::string& work = "") {
   std::ostringstream out;
   out << "{\"op\":\"" << name << "\",\"in\":[";
   bool first = true;
@@ -254,7 +255,7 @@ std::string write_signature(
     else
       write_plain(out, arguments[i]);
   }
-  out << "]}";
+  out << "]" << (work.empty() ? "" : ",\"work\":" + work) << "}";
   return out.str();
 }
 
@@ -456,13 +457,18 @@ const Plan& plan_for(const c10::OperatorHandle& op, const OperatorInfo& info, co
   return cache.emplace(hash, std::move(entry))->second->plan;
 }
 
-uint32_t signature_of(const std::string& name, at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs) {
+uint32_t signature_of(
+    const std::string& name,
+    at::ArrayRef<at::Tensor> inputs,
+    at::ArrayRef<at::Tensor> outputs,
+    const std::string& work) {
   static auto* known = new std::unordered_map<std::string, uint32_t>();
   static std::mutex mutex;
   std::vector<c10::IValue> in(inputs.begin(), inputs.end());
   std::vector<c10::IValue> out(outputs.begin(), outputs.end());
   Key key;
   key.push_back(static_cast<int64_t>(std::hash<std::string>{}(name)));
+  key.push_back(static_cast<int64_t>(std::hash<std::string>{}(work)));
   for (const auto& value : in)
     add_value(key, value, false);
   key.push_back(-9);
@@ -472,7 +478,7 @@ uint32_t signature_of(const std::string& name, at::ArrayRef<at::Tensor> inputs, 
   std::lock_guard<std::mutex> lock(mutex);
   auto found = known->find(packed);
   if (found == known->end())
-    found = known->emplace(packed, Recorder::get().add_signature(write_signature(name, in, out))).first;
+    found = known->emplace(packed, Recorder::get().add_signature(write_signature(name, in, out, nullptr, work))).first;
   return found->second;
 }
 

@@ -69,8 +69,13 @@ struct Plan {
 
 const OperatorInfo& info_of(const c10::OperatorHandle& op);
 const Plan& plan_for(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack);
-// A signature for work that has no schema of its own to infer (copies between host and card).
-uint32_t signature_of(const std::string& name, at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
+// A signature for work that has no schema of its own to infer: copies between host and card, and kernels that are not
+// torch's. `work` is JSON that says what such a kernel does (sandtable.trace.work), or empty.
+uint32_t signature_of(
+    const std::string& name,
+    at::ArrayRef<at::Tensor> inputs,
+    at::ArrayRef<at::Tensor> outputs,
+    const std::string& work = "");
 int64_t num_inferences();
 const std::string& dtype_name(at::ScalarType dtype); // as Python names it: float32, bfloat16, ...
 

@@ -1,0 +1,61 @@
+"""Work: what one launch of a kernel does, stated where it is recorded.
+
+The engine knows torch's own operators by name. A kernel that some package brings, that a compiler fuses or that a user
+describes has a name that says nothing; its record then carries its work, so that a trace can be priced without the
+package, and without torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
+
+__all__ = ["Launch", "Work", "WorkFamily"]
+
+WorkFamily = Literal["gemm", "attention", "elementwise", "normalisation", "reduction", "copy", "indexing"]
+"""Whose efficiency a kernel has: a name of a family in `engine.compute`."""
+
+Launch = Literal["eager", "compiled", "graph"]
+"""How the host launches it: through torch's dispatcher, from a compiled wrapper, or as part of a CUDA graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one launch does.
+
+    `flops` are operations of matrix products in `dtype` (that of the first input if empty); `products` lists the
+    products (batch, m, n, k) instead, for a kernel whose time depends on how they fill tiles. Bytes that are not given
+    are those of the recorded tensors: inputs are read and outputs written once.
+    """
+
+    family: WorkFamily = "elementwise"
+    flops: int = 0
+    products: tuple[tuple[int, int, int, int], ...] = ()
+    dtype: str = ""
+    bytes_read: int | None = None
+    bytes_written: int | None = None
+    num_kernels: int = 1
+    launch: Launch = "eager"
+    basis: Literal["fitted", "nominal"] = "nominal"
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bytes_read", "bytes_written", "num_kernels"):
+            number = getattr(self, name)
+            if number is not None and number < 0:
+                raise ValueError(f"{name} of a kernel must not be negative, but got {number}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Work":
+        """Read what `to_dict` returns."""
+        products = tuple((batch, m, n, k) for batch, m, n, k in data.get("products", ()))
+        return cls(**{**data, "products": products})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, for JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self) if field.default is not MISSING}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+    @property
+    def total_flops(self) -> int:
+        """Operations of all products."""
+        return self.flops or sum(2 * batch * m * n * k for batch, m, n, k in self.products)
