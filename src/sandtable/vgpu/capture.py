@@ -131,6 +131,7 @@ class Capture:
                 on_reduction=flat_buffers.note_reduction,
                 around_optimizer=steps.around_optimizer,
                 after_backward=partial(_after_backward, core),
+                on_missing=partial(_note_missing_package, core),
             )
         )
         follow_futures(core)
@@ -225,6 +226,10 @@ def _after_backward(core: ModuleType) -> Iterator[None]:
         yield
     finally:
         core.set_backward(False)
+
+
+def _note_missing_package(core: ModuleType, name: str) -> None:
+    core.note("missing package", f"{name} is not installed here: a replacement was imported, as if it were")
 
 
 def _set_up_cards(core: ModuleType, settings: RankSettings) -> None:

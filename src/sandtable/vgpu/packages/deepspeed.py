@@ -18,12 +18,13 @@ from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["adaptations"]
+__all__ = ["package"]
 
 _SCHEMAS = (
     "multi_tensor_adam(Tensor[] grads, Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs) -> ()",
@@ -32,13 +33,16 @@ _SCHEMAS = (
 )
 
 
-def adaptations(watcher: Watcher) -> dict[str, Callable[[ModuleType], None]]:
+def package(watcher: Watcher) -> Package:
     """Return what is changed in which module."""
-    return {
-        "deepspeed.ops.op_builder.builder": _adapt_builder,
-        "deepspeed.runtime.engine": lambda module: _follow_phases(module.DeepSpeedEngine, watcher),
-        "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, watcher),
-    }
+    return Package(
+        name="deepspeed",
+        adaptations={
+            "deepspeed.ops.op_builder.builder": _adapt_builder,
+            "deepspeed.runtime.engine": lambda module: _follow_phases(module.DeepSpeedEngine, watcher),
+            "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, watcher),
+        },
+    )
 
 
 def _follow_phases(engine: type, watcher: Watcher) -> None:

@@ -1,50 +1,102 @@
-"""Importing: modules of compiled packages are adapted right after they have been imported."""
+"""Importing: modules of compiled packages are adapted after they have been imported, or made where they are missing.
+
+A finder at the head of `sys.meta_path` is asked for every module that this process imports from now on, and answers for
+the ones that a `Package` names.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from sandtable.vgpu.packages import deepspeed
+from sandtable.vgpu.packages.package import Fill, Package
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["follow_packages"]
 
-Adaptation = Callable[[ModuleType], None]
+_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package,)
+"""One file per package; a function each, because what is changed may report to the watcher."""
 
 
 def follow_packages(watcher: Watcher) -> None:
-    """Adapt modules that this process imports from now on."""
-    sys.meta_path.insert(0, _Finder(deepspeed.adaptations(watcher)))
+    """Adapt or make modules that this process imports from now on."""
+    sys.meta_path.insert(0, _Finder((package(watcher) for package in _PACKAGES), watcher))
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules that are adapted where other finders do, and has them adapted after they are loaded."""
+    """Finds modules of packages that have a file here."""
 
-    def __init__(self, adaptations: Mapping[str, Adaptation]) -> None:
-        self._adaptations = adaptations
+    def __init__(self, packages: Iterable[Package], watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._adaptations: dict[str, Fill] = {}
+        self._compiled: dict[str, Fill] = {}
+        self._missing: dict[str, tuple[Package, Fill]] = {}
+        for package in packages:
+            self._adaptations.update(package.adaptations)
+            self._compiled.update(package.compiled)
+            self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self._adaptations:
+        if name in self._compiled:
+            return _made_spec(name, self._compiled[name])
+        if name not in self._adaptations and name not in self._missing:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
+        spec = self._elsewhere(name, path, target)
+        if spec is None and name in self._missing:
+            return self._replace(name)
+        if spec is not None and spec.loader is not None and name in self._adaptations:
             spec.loader = _AdaptingLoader(spec.loader, self._adaptations[name])
         return spec
+
+    def _elsewhere(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Return what the other finders find."""
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        return next((spec for spec in specs if spec is not None), None)
+
+    def _replace(self, name: str) -> ModuleSpec | None:
+        """Make a module of a package that is not installed; one that lacks only this module is left as it is."""
+        package, fill = self._missing[name]
+        root = sys.modules.get(name.partition(".")[0])
+        if "." in name and not isinstance(getattr(root, "__loader__", None), _MakingLoader):
+            return None
+        return _made_spec(name, fill, version=package.version, on_load=lambda: self._watcher.on_missing(package.name))
+
+
+def _made_spec(
+    name: str, fill: Fill, *, version: str | None = None, on_load: Callable[[], None] | None = None
+) -> ModuleSpec:
+    # A package, so that modules below it can be imported.
+    return ModuleSpec(name, _MakingLoader(fill, version, on_load), origin="sandtable", is_package=True)
+
+
+class _MakingLoader(Loader):
+    """Makes an empty module and fills it."""
+
+    def __init__(self, fill: Fill, version: str | None, on_load: Callable[[], None] | None) -> None:
+        self._fill = fill
+        self._version = version
+        self._on_load = on_load
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self._version is not None and "." not in module.__name__:
+            module.__version__ = self._version  # type: ignore[attr-defined]
+            if self._on_load is not None:
+                self._on_load()
+        self._fill(module)
 
 
 class _AdaptingLoader(Loader):
     """Loads a module as `loader` does, then adapts it."""
 
-    def __init__(self, loader: Loader, adapt: Adaptation) -> None:
+    def __init__(self, loader: Loader, adapt: Fill) -> None:
         self._loader = loader
         self._adapt = adapt
 

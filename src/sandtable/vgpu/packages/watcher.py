@@ -12,13 +12,15 @@ __all__ = ["Watcher"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Takes note of reductions and phases.
+    """Takes note of reductions, phases and missing packages.
 
     `on_reduction` is called with parameters whose gradients are reduced together, in their order, and whether the
     backward pass is under way. Work inside `around_optimizer()` is the optimizer's, and inside `after_backward()` the
-    backward pass's, though torch's own optimizer and autograd do not run.
+    backward pass's, though torch's own optimizer and autograd do not run. `on_missing` is called with the name of a
+    package that is not installed, when a replacement is imported.
     """
 
     on_reduction: Callable[[Iterable[Any], bool], None]
     around_optimizer: Callable[[], AbstractContextManager[None]]
     after_backward: Callable[[], AbstractContextManager[None]]
+    on_missing: Callable[[str], None]
