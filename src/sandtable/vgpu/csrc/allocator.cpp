@@ -284,7 +284,7 @@ void VirtualAllocator::free(Block* block) {
   on.live.erase(block->address);
   block->allocated = false;
   block->shadow = Shadow();
-  block->all_false = false;
+  block->facts.reset();
   block->is_parameter = false;
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

@@ -18,14 +18,20 @@
 #include <unordered_set>
 #include <vector>
 
+#include "facts.h"
+
 namespace sandtable {
 
 struct Pool;
 
+// Of values: as on the card; finite stand-ins for what only the card would know; what follows from the job's routing.
+// Operators on values of different certainty give the greatest.
+enum class Certainty : uint8_t { kExact, kStandIn, kRouted };
+
 // The value of a small tensor, kept on the host beside its virtual storage.
 struct Shadow {
   std::unique_ptr<char[]> bytes;
-  bool exact = true; // false: a stand-in for a value that only the real card would know
+  Certainty certainty = Certainty::kExact;
 };
 
 struct Block {
@@ -43,7 +49,7 @@ struct Block {
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
-  bool all_false = false; // values.h
+  std::unique_ptr<Facts> facts; // of all elements of the storage; null: no more than is presumed
 };
 
 struct ByFit {

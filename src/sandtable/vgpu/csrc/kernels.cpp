@@ -99,35 +99,52 @@ void zero_resident(char* begin, size_t bytes) {
   }
 }
 
-void copy_value(const at::Tensor& to, const at::Tensor& from) {
-  bool known = !from.is_cuda() || has_value(from);
-  bool exact = !from.is_cuda() || is_exact(from);
-  if (to.is_cuda()) {
-    bool fits = to.storage().nbytes() <= shadow_limit(to.scalar_type());
-    if (known && fits && set_value(to, (from.is_cuda() ? host_view(from) : from).expand(to.sizes()), exact))
-      return;
-    if (has_value(to) || to.numel() <= kStandInElements)
-      set_stand_in(to, false, 1);
-    if (is_all_false(to))
-      block_of(to)->all_false = false;
-    if (is_all_false(from))
-      set_all_false(to);
+void note_unknown(const char* text) {
+  Recorder::get().note("unknown value", text, current_place().line);
+}
+
+void note_read(const at::Tensor& tensor, const char* text) {
+  if (has_value(tensor) && certainty_of(tensor) == Certainty::kRouted)
+    note_routing();
+  else if (!is_exact(tensor))
+    note_unknown(text);
+}
+
+void copy_to_card(const at::Tensor& to, const at::Tensor& from) {
+  bool is_known = !from.is_cuda() || has_value(from);
+  Certainty certainty = from.is_cuda() && is_known ? certainty_of(from) : Certainty::kExact;
+  bool has_room = to.storage().nbytes() <= shadow_limit(to.scalar_type(), certainty);
+  bool has_more = has_facts(from) || has_facts(to) || (is_known && !has_room);
+  Facts facts = has_more ? cast(facts_of(from), to.scalar_type()) : Facts::presumed(to.scalar_type());
+  if (from.numel() != to.numel())
+    facts.total.reset();
+  if (is_known && has_room && set_value(to, (from.is_cuda() ? host_view(from) : from).expand(to.sizes()), certainty))
+    write_facts(to, certainty == Certainty::kExact ? Facts::presumed(to.scalar_type()) : facts);
+  else
+    write_unknown(to, facts);
+}
+
+void copy_to_host(at::Tensor to, const at::Tensor& from) {
+  note_read(from, "a value that only the real card would know was copied to the host: a stand-in that its facts allow");
+  if (has_value(from)) {
+    to.copy_(host_view(from));
     return;
   }
-  if (known) {
-    at::Tensor target = to;
-    target.copy_(host_view(from));
-  } else {
-    at::Tensor target = to;
-    if (target.is_non_overlapping_and_dense() && !target.is_neg() && !target.is_conj())
-      zero_resident(static_cast<char*>(target.mutable_data_ptr()), target.nbytes());
-    else
-      target.zero_();
-  }
-  if (!exact)
-    Recorder::get().note(
-        "unknown value", "a value that only the real card would know was copied to the host: zeros stand in",
-        current_place().line);
+  Facts facts = has_facts(from) ? cast(facts_of(from), to.scalar_type()) : Facts::presumed(to.scalar_type());
+  bool may_be_zero = facts.low <= 0 && facts.high >= 0 && (!facts.total || *facts.total == 0);
+  if (may_be_zero && to.is_non_overlapping_and_dense() && !to.is_neg() && !to.is_conj())
+    zero_resident(static_cast<char*>(to.mutable_data_ptr()), to.nbytes());
+  else if (may_be_zero)
+    to.zero_();
+  else
+    fill_typical(to, facts);
+}
+
+void copy_value(const at::Tensor& to, const at::Tensor& from) {
+  if (to.is_cuda())
+    copy_to_card(to, from);
+  else
+    copy_to_host(to, from);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -155,21 +172,15 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
 
 at::Scalar local_scalar(const at::Tensor& self) {
   Recorder::get().host_sync(Sync::kItem, static_cast<uint16_t>(current_stream(self.device().index())));
-  if (has_value(self)) {
-    if (!is_exact(self))
-      Recorder::get().note(
-          "unknown value", "a number that only the real card would know was read: a finite stand-in was given",
-          current_place().line);
+  note_read(self, "a number that only the real card would know was read: a finite stand-in was given");
+  if (has_value(self))
     return host_view(self).item();
-  }
-  Recorder::get().note(
-      "unknown value", "a number that only the real card would know was read: a finite stand-in was given",
-      current_place().line);
+  double value = facts_of(self).typical();
   if (self.scalar_type() == at::kBool)
-    return false;
+    return value != 0;
   if (c10::isIntegralType(self.scalar_type(), false))
-    return 1;
-  return 1.0;
+    return static_cast<int64_t>(value);
+  return value;
 }
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
@@ -307,7 +318,7 @@ void amp_unscale(at::TensorList tensors, at::Tensor& found_inf, const at::Tensor
       forget_value(tensor);
   }
   if (!has_value(found_inf))
-    set_value(found_inf, at::zeros({}, found_inf.options().device(at::kCPU)).expand(found_inf.sizes()), true);
+    set_value(found_inf, at::zeros({}, found_inf.options().device(at::kCPU)).expand(found_inf.sizes()));
   std::vector<at::Tensor> inputs(tensors.begin(), tensors.end());
   inputs.push_back(scale);
   record_operator(

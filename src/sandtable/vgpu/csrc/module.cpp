@@ -365,6 +365,11 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("resize_storage", &resize_storage);
   m.def("has_exact_value", [](const at::Tensor& tensor) { return !tensor.is_cuda() || is_exact(tensor); });
 
+  m.def("facts", [](const at::Tensor& tensor) {
+    Facts facts = facts_of(tensor);
+    return std::make_tuple(facts.low, facts.high, facts.may_be_nan, facts.total);
+  });
+
   m.def("records", &records);
   m.def("calls", &calls);
   m.def("lines", &line_list);

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -56,61 +57,120 @@ int64_t bytes_of(const Tensors& tensors) {
 
 // ---- values ----
 
-bool known(const at::Tensor& tensor) {
-  return tensor.is_cuda() ? is_exact(tensor) : tensor.is_cpu() && !tensor.is_sparse();
-}
+// What one tensor holds, as it goes over the wire: its value if it has one, else what is known of it.
+struct Part {
+  Facts facts;
+  Certainty certainty = Certainty::kExact;
+  std::optional<std::string_view> bytes;
+};
+using Parts = std::vector<Part>;
+
+struct PartHeader {
+  int64_t num_bytes; // -1: no value
+  double low, high, total;
+  uint8_t certainty, may_be_nan, has_total;
+  int8_t dtype;
+};
 
 at::Tensor host(const at::Tensor& tensor) {
   return (tensor.is_cuda() ? host_view(tensor) : tensor.detach()).contiguous();
 }
 
-// The tensors' bytes, each behind its length.
-Payload pack(const Tensors& tensors) {
+// The tensors one behind the other; of parts of a tensor, cut on the host, the whole has the certainty.
+std::string pack(const Tensors& tensors, std::optional<Certainty> certainty_of_whole = std::nullopt) {
   std::string packed;
   for (const auto& tensor : tensors) {
-    if (!known(tensor))
-      return std::nullopt;
-    at::Tensor flat = host(tensor);
-    int64_t size = flat.nbytes();
-    packed.append(reinterpret_cast<const char*>(&size), sizeof(size));
-    packed.append(static_cast<const char*>(flat.const_data_ptr()), size);
+    bool known = tensor.is_cuda() ? has_value(tensor) : tensor.is_cpu() && !tensor.is_sparse();
+    Certainty certainty = tensor.is_cuda() && known ? certainty_of(tensor) : certainty_of_whole.value_or(Certainty::kExact);
+    bool has_more = !(known && certainty == Certainty::kExact) && tensor.is_cuda();
+    Facts facts = has_more ? facts_of(tensor) : Facts::presumed(tensor.scalar_type());
+    at::Tensor flat = known ? host(tensor) : at::Tensor();
+    PartHeader header{};
+    header.num_bytes = known ? static_cast<int64_t>(flat.nbytes()) : -1;
+    header.low = facts.low;
+    header.high = facts.high;
+    header.total = facts.total.value_or(0);
+    header.certainty = static_cast<uint8_t>(certainty);
+    header.may_be_nan = facts.may_be_nan;
+    header.has_total = facts.total.has_value();
+    header.dtype = static_cast<int8_t>(facts.dtype);
+    packed.append(reinterpret_cast<const char*>(&header), sizeof(header));
+    if (known)
+      packed.append(static_cast<const char*>(flat.const_data_ptr()), header.num_bytes);
   }
   return packed;
 }
 
-std::vector<std::string_view> unpack(const std::string& packed) {
-  std::vector<std::string_view> parts;
+Parts unpack(const std::string& packed) {
+  Parts parts;
   size_t at = 0;
-  while (at + sizeof(int64_t) <= packed.size()) {
-    int64_t size = 0;
-    std::memcpy(&size, packed.data() + at, sizeof(size));
-    at += sizeof(size);
-    parts.push_back(std::string_view(packed).substr(at, size));
-    at += size;
+  while (at + sizeof(PartHeader) <= packed.size()) {
+    PartHeader header;
+    std::memcpy(&header, packed.data() + at, sizeof(header));
+    at += sizeof(header);
+    Part& part = parts.emplace_back();
+    part.facts = {static_cast<at::ScalarType>(header.dtype), header.low, header.high, header.may_be_nan != 0};
+    if (header.has_total)
+      part.facts.total = header.total;
+    part.certainty = static_cast<Certainty>(header.certainty);
+    if (header.num_bytes < 0)
+      continue;
+    part.bytes = std::string_view(packed).substr(at, header.num_bytes);
+    at += header.num_bytes;
   }
   return parts;
 }
 
-at::Tensor as_tensor(std::string_view bytes, const at::Tensor& like) {
+Part unknown_part(at::ScalarType dtype) {
+  return {Facts::presumed(dtype), Certainty::kStandIn, std::nullopt};
+}
+
+// The value of a part; none if it has none, or if a rank that stands in for another has one of another size.
+std::optional<at::Tensor> value_of(const Part& part, const at::Tensor& like) {
+  if (!part.bytes)
+    return std::nullopt;
+  bool fits = static_cast<int64_t>(part.bytes->size()) == static_cast<int64_t>(like.nbytes());
+  if (!fits && part.certainty != Certainty::kExact)
+    return std::nullopt;
   TORCH_CHECK(
-      static_cast<int64_t>(bytes.size()) == static_cast<int64_t>(like.nbytes()),
-      "a collective needs the same number of bytes from every rank, but one sent ", bytes.size(), " where ",
+      fits, "a collective needs the same number of bytes from every rank, but one sent ", part.bytes->size(), " where ",
       like.nbytes(), " were expected");
   auto tensor = at::empty(like.sizes(), like.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
-  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  std::memcpy(tensor.mutable_data_ptr(), part.bytes->data(), part.bytes->size());
   return tensor;
 }
 
-void assign(const at::Tensor& target, const std::optional<at::Tensor>& value) {
+Facts facts_of_part(const Part& part, const std::optional<at::Tensor>& value, at::ScalarType dtype) {
+  if (value && part.certainty == Certainty::kExact)
+    return facts_of(*value);
+  return part.facts.dtype == dtype ? part.facts : Facts::presumed(dtype);
+}
+
+// What a collective brings.
+struct Received {
+  std::optional<at::Tensor> value;
+  Certainty certainty = Certainty::kExact;
+  Facts facts;
+};
+
+void assign(const at::Tensor& target, const Received& received) {
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   at::Tensor out = target;
-  if (target.is_cuda()) {
-    if (!value || !set_value(out, *value, true))
-      set_stand_in(out, false, 1);
-  } else if (value && !target.is_sparse()) {
-    out.copy_(*value);
+  if (!target.is_cuda()) {
+    if (received.value && !target.is_sparse())
+      out.copy_(*received.value);
+  } else if (received.value && set_value(out, *received.value, received.certainty)) {
+    bool is_exact = received.certainty == Certainty::kExact;
+    write_facts(out, is_exact ? Facts::presumed(out.scalar_type()) : received.facts);
+  } else {
+    write_unknown(out, received.facts);
   }
+}
+
+void assign(const at::Tensor& target, const Part& part) {
+  std::optional<at::Tensor> value = value_of(part, target);
+  assign(target, Received{value, part.certainty, facts_of_part(part, value, target.scalar_type())});
 }
 
 void combine(at::Tensor& total, const at::Tensor& other, ReduceOp::RedOpType how) {
@@ -143,29 +203,100 @@ void combine(at::Tensor& total, const at::Tensor& other, ReduceOp::RedOpType how
   }
 }
 
-// Member k gave parts[sources[k]].
-at::Tensor reduced(
-    const std::vector<std::string_view>& parts,
-    const std::vector<int32_t>& sources,
-    const at::Tensor& like,
-    const ReduceOp& how) {
-  Tensors values;
-  for (const auto& part : parts) {
-    at::Tensor& value = values.emplace_back(as_tensor(part, like));
-    if (how.op_ == ReduceOp::PREMUL_SUM && how.supplement_) {
-      auto* factor = static_cast<PreMulSumSupplement*>(how.supplement_.get());
-      if (factor->tensor_factor.defined() && has_value(factor->tensor_factor))
-        value.mul_(host(factor->tensor_factor).item());
-      else
-        value.mul_(factor->double_factor);
+Facts combined_facts(const Facts& a, const Facts& b, ReduceOp::RedOpType how) {
+  at::ScalarType dtype = a.dtype;
+  switch (how) {
+    case ReduceOp::SUM: {
+      Facts sum = sum_of(a, b, dtype);
+      if (c10::isIntegralType(dtype, false)) {
+        if (a.total && b.total)
+          sum.total = *a.total + *b.total;
+        return sum;
+      }
+      // sums of floating-point numbers are rounded on the way: the sign is kept
+      Facts rough{dtype, sum.low >= 0 ? 0 : std::min(sum.low, -kLargest), sum.high <= 0 ? 0 : std::max(sum.high, kLargest)};
+      rough.may_be_nan = sum.may_be_nan;
+      return rough;
     }
+    case ReduceOp::MAX:
+      return largest_of(a, b, dtype);
+    case ReduceOp::MIN:
+      return smallest_of(a, b, dtype);
+    case ReduceOp::AVG:
+      return either(a, b);
+    case ReduceOp::BOR:
+      return a.is_zero() && b.is_zero() ? a : Facts::presumed(dtype);
+    default:
+      return Facts::presumed(dtype);
   }
+}
+
+Facts reduced_facts(const std::vector<Facts>& facts, const std::vector<int32_t>& sources, ReduceOp::RedOpType how) {
+  Facts total = facts.at(sources.at(0));
+  for (size_t k = 1; k < sources.size(); ++k)
+    total = combined_facts(total, facts.at(sources[k]), how);
+  if (how == ReduceOp::AVG && total.low != total.high) // rounded on the way
+    total = Facts::within(
+        total.low - 0.01 * std::min(std::abs(total.low), 1e300), total.high + 0.01 * std::min(std::abs(total.high), 1e300),
+        total.dtype);
+  return total;
+}
+
+void scale_first(at::Tensor& value, const ReduceOp& how) {
+  if (how.op_ != ReduceOp::PREMUL_SUM || !how.supplement_)
+    return;
+  auto* factor = static_cast<PreMulSumSupplement*>(how.supplement_.get());
+  if (factor->tensor_factor.defined() && has_value(factor->tensor_factor))
+    value.mul_(host(factor->tensor_factor).item());
+  else
+    value.mul_(factor->double_factor);
+}
+
+// Member k gave parts[sources[k]].
+Received reduced(
+    const Parts& parts, const std::vector<int32_t>& sources, const at::Tensor& like, const ReduceOp& how) {
+  Received received;
+  Tensors values;
+  std::vector<Facts> facts;
+  for (const Part& part : parts)
+    received.certainty = std::max(received.certainty, part.bytes ? part.certainty : Certainty::kStandIn);
+  for (const Part& part : parts) {
+    std::optional<at::Tensor> value = value_of(part, like);
+    if (received.certainty != Certainty::kExact)
+      facts.push_back(facts_of_part(part, value, like.scalar_type()));
+    if (value)
+      scale_first(values.emplace_back(*value), how);
+  }
+  received.facts = facts.empty() ? Facts::presumed(like.scalar_type()) : reduced_facts(facts, sources, how.op_);
+  if (values.size() < parts.size())
+    return received;
   at::Tensor total = values.at(sources.at(0)).clone();
   for (size_t k = 1; k < sources.size(); ++k)
     combine(total, values.at(sources[k]), how.op_);
   if (how.op_ == ReduceOp::AVG)
     total = total.div(static_cast<int64_t>(sources.size())).to(like.scalar_type());
-  return total;
+  received.value = total;
+  return received;
+}
+
+// One part behind the other, in one tensor.
+Received concatenated(const Parts& parts, const at::Tensor& like) {
+  Received received;
+  std::string all;
+  std::optional<Facts> facts;
+  bool is_known = true;
+  for (const Part& part : parts) {
+    is_known &= part.bytes.has_value();
+    received.certainty = std::max(received.certainty, part.certainty);
+    Facts here = part.facts.dtype == like.scalar_type() ? part.facts : Facts::presumed(like.scalar_type());
+    facts = facts ? either(*facts, here) : here;
+    if (is_known)
+      all += *part.bytes;
+  }
+  received.facts = facts.value_or(Facts::presumed(like.scalar_type()));
+  if (is_known)
+    received.value = value_of({received.facts, received.certainty, all}, like);
+  return received;
 }
 
 bool is_first_with(int group, int peer) {
@@ -176,9 +307,9 @@ bool is_first_with(int group, int peer) {
 // What comes in over the wire, put into the tensors that wait for it.
 void receive_into(const CallKey& key, const Tensors& outputs, bool exchange) {
   Payload got = exchange ? wire().receive(key) : std::nullopt;
-  auto parts = got ? unpack(*got) : std::vector<std::string_view>();
+  Parts parts = got ? unpack(*got) : Parts();
   for (size_t i = 0; i < outputs.size(); ++i)
-    assign(outputs[i], got ? std::optional<at::Tensor>(as_tensor(parts.at(i), outputs[i])) : std::nullopt);
+    assign(outputs[i], got ? parts.at(i) : unknown_part(outputs[i].scalar_type()));
 }
 
 class VirtualWork final : public c10d::Work {
@@ -314,6 +445,9 @@ struct VirtualGroup::Call {
   int tag = 0;
   std::vector<int64_t> input_splits, output_splits;
   Tensors sent;       // what goes over the wire, when it is not `inputs`
+  std::optional<Certainty> sent_as; // the certainty of what these were cut from
+
+  std::string payload() const { return pack(sent.empty() ? inputs : sent, sent_as); }
 
   at::Tensor first() const {
     const Tensors& any = inputs.empty() ? outputs : inputs;
@@ -421,6 +555,12 @@ void VirtualGroup::check(const Call& call) const {
       getSize() - 1, "), but got ", std::max(call.root, call.peer));
 }
 
+// Routers' choices are positions and masks.
+static int64_t most_exchanged(at::ScalarType dtype) {
+  bool may_be_routed = dtype == at::kLong || dtype == at::kInt || dtype == at::kBool;
+  return static_cast<int64_t>(shadow_limit(dtype, may_be_routed ? Certainty::kRouted : Certainty::kExact));
+}
+
 VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   at::Tensor first = call.first();
   Issued issued;
@@ -433,8 +573,7 @@ VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   if (point_to_point)
     key.peer = ranks_.empty() ? call.peer : static_cast<int>(ranks_[call.peer]);
   // Whether values are exchanged must be decided alike on every rank, so by what all agree on.
-  issued.exchanges = wire().gather && (!issued.on_card || !first.defined() ||
-                                       key.num_bytes <= static_cast<int64_t>(shadow_limit(first.scalar_type())));
+  issued.exchanges = wire().gather && (!issued.on_card || !first.defined() || key.num_bytes <= most_exchanged(first.scalar_type()));
   std::lock_guard<std::mutex> lock(table_mutex);
   key.seq = point_to_point ? peer_seq[{index_, call.peer, call.op == "send", call.tag}]++ : collective_seq[index_]++;
   return issued;
@@ -508,7 +647,7 @@ std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, Issued&
   record(call, issued);
   if (call.op == "send") {
     if (issued.exchanges)
-      wire().send(key, pack(call.inputs));
+      wire().send(key, call.payload());
     return {};
   }
   auto receive = [key, outputs = call.outputs, exchanges = issued.exchanges] { receive_into(key, outputs, exchanges); };
@@ -519,59 +658,50 @@ std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, Issued&
   return {};
 }
 
-// Whether some rank has seen an overflow is unknown where the ranks' own flags are. This one has not: so none has.
-static bool stays_zero(const std::optional<ReduceOp>& how, const at::Tensor& output) {
-  bool is_or = how && (how->op_ == ReduceOp::MAX || how->op_ == ReduceOp::BOR);
-  if (!is_or || !output.is_cuda() || !has_value(output) || host_view(output).count_nonzero().item().toLong() != 0)
-    return false;
-  block_of(output)->shadow.exact = false;
-  return true;
-}
-
 void VirtualGroup::exchange_with_all(const Call& call, const Issued& issued) {
-  Gathered gathered;
-  bool complete = issued.exchanges;
   bool is_root = getRank() == call.root;
   bool gives = call.op == "broadcast" && is_root;
   bool only_root_gets = call.op == "gather" || call.op == "reduce";
-  const Tensors& sent = call.sent.empty() ? call.inputs : call.sent;
   if (issued.exchanges && (gives || (only_root_gets && !is_root))) {
-    Payload mine = pack(sent);
-    complete = mine.has_value();
-    wire().post(issued.key, mine);
-    if (complete)
-      return;
-  } else if (issued.exchanges) {
+    wire().post(issued.key, call.payload());
+    return;
+  }
+  Gathered gathered;
+  if (issued.exchanges) {
     // Of a broadcast or a scatter only the root's value counts.
     bool all_count = call.op != "broadcast" && call.op != "scatter";
-    gathered = wire().gather(issued.key, all_count || is_root ? pack(sent) : Payload(std::string()));
-    complete = static_cast<int>(gathered.sources.size()) == getSize();
-    if (complete && !all_count)
-      complete = gathered.table.at(gathered.sources[call.root]).has_value();
-    for (size_t i = 0; all_count && i < gathered.table.size(); ++i)
-      complete &= gathered.table[i].has_value();
+    gathered = wire().gather(issued.key, all_count || is_root ? call.payload() : std::string());
   }
-  if (complete)
+  if (static_cast<int>(gathered.sources.size()) == getSize())
     distribute(call, gathered);
   else if (!gives)
     for (const auto& output : call.outputs)
-      if (call.op != "all_reduce" || !stays_zero(call.reduce, output))
-        assign(output, std::nullopt);
+      assign(output, unknown_part(output.scalar_type()));
 }
 
-// The values of all members are here: each collective by its definition.
+// What all members gave is here: each collective by its definition.
 void VirtualGroup::distribute(const Call& call, const Gathered& gathered) const {
-  using Parts = std::vector<std::string_view>;
   const Tensors& outputs = call.outputs;
+  if (outputs.empty())
+    return;
   const std::vector<int32_t>& sources = gathered.sources;
   bool is_root = getRank() == call.root;
   std::vector<Parts> entries;
   for (const Payload& payload : gathered.table)
     entries.push_back(payload ? unpack(*payload) : Parts());
+  // Part `part` of a member; of a tensor that could not be cut, what is known of the whole.
+  auto part_of = [&](const Parts& entry, size_t part) {
+    if (part < entry.size())
+      return entry[part];
+    Part whole = entry.size() == 1 ? entry[0] : unknown_part(outputs[0].scalar_type());
+    whole.facts.total.reset();
+    whole.bytes.reset();
+    return whole;
+  };
   auto part_of_each_entry = [&](size_t part) {
     Parts parts;
     for (const auto& entry : entries)
-      parts.push_back(entry.at(part));
+      parts.push_back(part_of(entry, part));
     return parts;
   };
   auto part_of_each = [&](size_t part) {
@@ -582,32 +712,38 @@ void VirtualGroup::distribute(const Call& call, const Gathered& gathered) const 
   };
   // One output tensor takes the parts one behind the other, several take one each.
   auto spread = [&](const Parts& parts) {
-    if (outputs.size() == parts.size()) {
+    if (outputs.size() != parts.size())
+      assign(outputs[0], concatenated(parts, outputs[0]));
+    else
       for (size_t i = 0; i < outputs.size(); ++i)
-        assign(outputs[i], as_tensor(parts[i], outputs[i]));
-      return;
-    }
-    std::string all;
-    for (const auto& part : parts)
-      all += part;
-    assign(outputs.at(0), as_tensor(all, outputs[0]));
+        assign(outputs[i], parts[i]);
   };
   if (call.op == "all_reduce" || (call.op == "reduce" && is_root)) {
     for (size_t i = 0; i < outputs.size(); ++i)
       assign(outputs[i], reduced(part_of_each_entry(i), sources, outputs[i], *call.reduce));
   } else if (call.op == "broadcast" && !is_root) {
-    spread(entries.at(sources.at(call.root)));
+    Parts given;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      given.push_back(part_of(entries.at(sources.at(call.root)), i));
+    spread(given);
   } else if (call.op == "all_gather" || (call.op == "gather" && is_root)) {
     spread(part_of_each(0));
   } else if (call.op == "scatter") {
-    spread({entries.at(sources.at(call.root)).at(getRank())});
+    spread({part_of(entries.at(sources.at(call.root)), getRank())});
   } else if (call.op == "all_to_all") {
-    spread(part_of_each(getRank()));
+    Parts parts = part_of_each(getRank());
+    for (Part& part : parts)
+      part.facts.total.reset();
+    spread(parts);
   } else if (call.op == "reduce_scatter") {
     Parts mine;
-    size_t bytes = outputs.at(0).nbytes();
-    for (const auto& entry : entries)
-      mine.push_back(entry.size() == 1 ? entry[0].substr(getRank() * bytes, bytes) : entry.at(getRank()));
+    size_t bytes = outputs[0].nbytes();
+    for (const auto& entry : entries) {
+      Part& part = mine.emplace_back(part_of(entry, entry.size() == 1 ? 0 : getRank()));
+      part.facts.total.reset();
+      if (entry.size() == 1 && part.bytes)
+        part.bytes = part.bytes->substr(getRank() * bytes, bytes);
+    }
     assign(outputs[0], reduced(mine, sources, outputs[0], *call.reduce));
   }
 }
@@ -721,7 +857,8 @@ WorkPtr VirtualGroup::alltoall_base(
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& options) {
   Tensors parts;
-  if (known(input)) { // cut the input along its first dimension, one piece a receiver
+  bool is_known = input.is_cuda() ? has_value(input) : input.is_cpu();
+  if (is_known) { // cut the input along its first dimension, one piece a receiver
     int64_t start = 0;
     for (int i = 0; i < getSize(); ++i) {
       int64_t rows = input_splits.empty() ? input.size(0) / getSize() : input_splits[i];
@@ -731,7 +868,8 @@ WorkPtr VirtualGroup::alltoall_base(
   }
   return issue(
       {.op = "all_to_all", .inputs = {input}, .outputs = {output}, .is_async = options.asyncOp,
-       .input_splits = input_splits, .output_splits = output_splits, .sent = parts});
+       .input_splits = input_splits, .output_splits = output_splits, .sent = parts,
+       .sent_as = is_known && input.is_cuda() ? certainty_of(input) : Certainty::kExact});
 }
 
 WorkPtr VirtualGroup::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {

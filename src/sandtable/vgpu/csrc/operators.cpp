@@ -4,13 +4,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 
 #include "device.h"
 #include "recorder.h"
+#include "routing.h"
 #include "updates.h"
 #include "values.h"
 
@@ -44,13 +46,14 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
 struct Inputs {
   int device = -1;
   bool all_known = true; // every virtual input has a value, exact or not
-  bool all_exact = true;
-  bool none_true = false; // of an operator that counts: no input has an element that is true
+  Certainty certainty = Certainty::kExact; // the greatest of these values'
+  bool has_facts = false; // of some input more is known than is presumed of any
+
+  bool all_exact() const { return all_known && certainty == Certainty::kExact; }
 };
 
 Inputs look_at(const OperatorInfo& info, const Stack& stack) {
   Inputs inputs;
-  inputs.none_true = info.counts_true;
   bool has_host = false;
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = first; i < stack.size(); ++i) {
@@ -68,12 +71,14 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
       inputs.device = device;
       if (overwritten)
         return;
-      if (inputs.none_true)
-        inputs.none_true = is_all_false(tensor);
-      if (inputs.all_known && !has_value(tensor))
-        inputs.all_known = inputs.all_exact = false;
-      else if (inputs.all_exact && !is_exact(tensor))
-        inputs.all_exact = false;
+      Block* block = block_of(tensor);
+      bool known = block != nullptr ? block->shadow.bytes != nullptr : tensor.numel() == 0;
+      inputs.all_known &= known;
+      if (block == nullptr)
+        return;
+      if (known)
+        inputs.certainty = std::max(inputs.certainty, block->shadow.certainty);
+      inputs.has_facts |= block->facts != nullptr || (known && block->shadow.certainty == Certainty::kExact);
     });
     if (stack[i].isDevice() && stack[i].toDevice().is_cuda() && inputs.device < 0)
       inputs.device = stack[i].toDevice().has_index() ? stack[i].toDevice().index() : current_device();
@@ -87,19 +92,21 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
   return inputs;
 }
 
-bool outputs_are_small(const Plan& plan, bool exact) {
+bool outputs_are_small(const Plan& plan, Certainty certainty) {
   for (const Return& result : plan.returns)
-    for (const Output& output : result.outputs) {
-      size_t limit = exact ? shadow_limit(output.dtype) : kStandInElements * 8;
-      if (output.kind == Output::Kind::kNew && output.num_bytes > limit)
+    for (const Output& output : result.outputs)
+      if (output.kind == Output::Kind::kNew && output.num_bytes > shadow_limit(output.dtype, certainty))
         return false;
-    }
   return true;
 }
 
 c10::IValue to_host(const c10::IValue& value) {
   auto one = [](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.is_cuda() ? host_view(tensor) : tensor;
+    if (!tensor.defined() || !tensor.is_cuda())
+      return tensor;
+    if (has_value(tensor))
+      return host_view(tensor);
+    return at::zeros({}, tensor.options().device(at::kCPU)).expand(tensor.sizes()); // for its shape alone
   };
   if (value.isTensor())
     return one(value.toTensor());
@@ -120,8 +127,36 @@ c10::IValue to_host(const c10::IValue& value) {
   return value;
 }
 
+void call_on_host(const c10::OperatorHandle& op, Stack& values) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_python(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
+      c10::autocast_dispatch_keyset);
+  op.callBoxed(&values);
+}
+
+// The card has kernels for whole numbers where the host has none (histc): with floating-point numbers it has.
+bool call_with_doubles(const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& arguments, Stack& results) {
+  bool writes = std::count(info.argument_written.begin(), info.argument_written.end(), true) > 0;
+  if (writes || !arguments[0].isTensor() || !c10::isIntegralType(arguments[0].toTensor().scalar_type(), true))
+    return false;
+  results = arguments;
+  at::ScalarType dtype = arguments[0].toTensor().scalar_type();
+  results[0] = arguments[0].toTensor().to(at::kDouble);
+  try {
+    call_on_host(op, results);
+  } catch (const std::exception&) {
+    return false;
+  }
+  for (c10::IValue& result : results)
+    if (result.isTensor() && result.toTensor().scalar_type() == at::kDouble)
+      result = result.toTensor().to(dtype);
+  return true;
+}
+
 // The operator on the host, over the shadows. In-place operators write the shadows themselves.
-bool compute(const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& stack, Stack& results) {
+bool compute(
+    const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& stack, Certainty certainty, Stack& results) {
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = 0; i < info.num_arguments; ++i) {
     c10::IValue value = to_host(stack[first + i]);
@@ -129,68 +164,99 @@ bool compute(const c10::OperatorHandle& op, const OperatorInfo& info, const Stac
       value = at::detail::createCPUGenerator(draw_seed(value.isGenerator() ? value.toGenerator() : at::Generator()));
     results.push_back(std::move(value));
   }
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_python(
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
-      c10::autocast_dispatch_keyset);
+  Stack arguments = results;
   try {
-    op.callBoxed(&results);
+    call_on_host(op, results);
   } catch (const c10::IndexError& error) {
-    TORCH_CHECK(false, "CUDA error: device-side assert triggered: ", error.what_without_backtrace());
-  } catch (const std::exception&) {
-    return false; // no CPU kernel for this operator or type: the value stays unknown
+    TORCH_CHECK(
+        certainty != Certainty::kExact, "CUDA error: device-side assert triggered: ", error.what_without_backtrace());
+    return false;
+  } catch (const std::exception&) { // no CPU kernel for this operator or type
+    return call_with_doubles(op, info, arguments, results);
   }
   return true;
 }
 
-// Arguments that are written without being read need no value of their own to take one.
-bool prepare_overwritten(const OperatorInfo& info, const Stack& stack, bool exact) {
-  bool ready = true;
+// Calls `visit` with every tensor that the operator writes, and the number of its argument.
+template <typename Visit>
+void for_each_written(const OperatorInfo& info, const Stack& stack, Visit visit) {
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = 0; i < info.num_arguments; ++i)
-    if (info.argument_overwritten[i])
+    if (info.argument_written[i])
       for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
-        ready = ready && (!tensor.is_cuda() || prepare_value(tensor));
-        if (Block* block = block_of(tensor); ready && block != nullptr) {
-          block->shadow.exact = exact;
-          block->all_false = false;
-        }
+        if (tensor.is_cuda())
+          visit(tensor, static_cast<int>(i));
       });
+}
+
+// Arguments that are written without being read need no value of their own to take one.
+bool prepare_overwritten(const OperatorInfo& info, const Stack& stack, Certainty certainty) {
+  bool ready = true;
+  for_each_written(info, stack, [&](const at::Tensor& tensor, int argument) {
+    if (!info.argument_overwritten[argument])
+      return;
+    bool is_new = !has_value(tensor);
+    ready = ready && prepare_value(tensor, certainty);
+    Block* block = block_of(tensor);
+    if (!ready || block == nullptr)
+      return;
+    bool whole = tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
+    block->shadow.certainty = whole || is_new ? certainty : std::max(certainty, block->shadow.certainty);
+  });
   return ready;
 }
 
-void forget_written(const OperatorInfo& info, const Stack& stack, bool none_true) {
-  size_t first = stack.size() - info.num_arguments;
-  for (size_t i = 0; i < info.num_arguments; ++i)
-    if (info.argument_written[i])
-      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
-        if (tensor.is_cuda() && has_value(tensor))
-          set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
-        if (none_true && info.argument_overwritten[i])
-          set_all_false(tensor);
-        else if (is_all_false(tensor))
-          block_of(tensor)->all_false = false;
-      });
+// What is known of the results, in their order; nothing if no more than is presumed of any tensor.
+using ResultFacts = c10::SmallVector<Facts, 2>;
+
+ResultFacts infer_facts(const c10::OperatorHandle& op, const OperatorInfo& info, const Plan& plan, const Stack& stack) {
+  ResultFacts facts;
+  for (size_t i = 0; i < plan.returns.size(); ++i)
+    for (const Output& output : plan.returns[i].outputs) {
+      bool is_strange = c10::isComplexType(output.dtype) || output.kind == Output::Kind::kUndefined;
+      facts.push_back(
+          is_strange ? Facts::presumed(output.dtype) : info.fact_rule.infer({op.schema(), stack, output, i}));
+    }
+  return facts;
 }
 
-void mark_written(const OperatorInfo& info, const Stack& stack) {
-  size_t first = stack.size() - info.num_arguments;
-  for (size_t i = 0; i < info.num_arguments; ++i)
-    if (info.argument_written[i])
-      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
-        if (Block* block = block_of(tensor)) {
-          block->shadow.exact = false;
-          block->all_false = false;
-        }
-      });
+Facts facts_at(const ResultFacts& facts, size_t index, at::ScalarType dtype) {
+  return index < facts.size() && facts[index].dtype == dtype ? facts[index] : Facts::presumed(dtype);
 }
 
-// Unknown values are taken to be finite: isnan, and isinf, which is abs() == inf.
-bool is_never_true(const OperatorInfo& info, const Stack& stack) {
-  if (!info.is_equality)
-    return info.is_never_true;
-  const c10::IValue& other = stack[stack.size() - info.num_arguments + 1];
-  return other.isDouble() && std::isinf(other.toDouble());
+// Of an argument that the operator writes and returns.
+Facts facts_of_argument(const Plan& plan, const ResultFacts& facts, int argument, at::ScalarType dtype) {
+  size_t index = 0;
+  for (const Return& result : plan.returns)
+    for (const Output& output : result.outputs) {
+      if (output.kind == Output::Kind::kArgument && output.argument == argument && !result.is_list)
+        return facts_at(facts, index, dtype);
+      ++index;
+    }
+  return Facts::presumed(dtype);
+}
+
+// What became of the arguments that the operator writes: computed with this certainty, or unknown but for facts.
+void settle_written(
+    const OperatorInfo& info, const Plan& plan, const Stack& stack, const ResultFacts& facts,
+    std::optional<Certainty> computed) {
+  for_each_written(info, stack, [&](const at::Tensor& tensor, int argument) {
+    Block* block = block_of(tensor);
+    if (block == nullptr)
+      return;
+    Facts known = facts_of_argument(plan, facts, argument, tensor.scalar_type());
+    if (!computed) {
+      // (a view of something unknown gets no value of its own)
+      if (block->shadow.bytes != nullptr)
+        write_unknown(tensor, known, info.fact_rule.prefers_true);
+      else
+        write_facts(tensor, known);
+      return;
+    }
+    write_facts(tensor, known);
+    if (*computed != Certainty::kExact)
+      block->shadow.certainty = std::max(*computed, block->shadow.certainty);
+  });
 }
 
 void look_for_parameters(const OperatorInfo& info, const Stack& stack) {
@@ -226,35 +292,49 @@ at::Tensor make_output(const Output& output, const OperatorInfo& info, const Sta
   return {};
 }
 
-at::Tensor on_device(const at::Tensor& host, int device) {
+// The positions that unknown scores choose.
+void write_routed(const at::Tensor& tensor, const FactQuery& query) {
+  at::Tensor positions = route(query);
+  if (positions.defined())
+    set_value(tensor, positions, Certainty::kRouted);
+}
+
+at::Tensor on_device(const at::Tensor& host, int device, std::optional<Certainty> certainty) {
   Geometry geometry{host.sizes().vec(), host.strides().vec(), 0};
   at::Tensor tensor = new_tensor(
       geometry, host.scalar_type(),
       at::detail::computeStorageNbytes(host.sizes(), host.strides(), host.element_size()), device);
-  set_value(tensor, host, true);
+  if (!certainty || !set_value(tensor, host, *certainty))
+    write_unknown(tensor);
   return tensor;
 }
 
-// Operators whose values decide their shape: with every value known the host has the answer.
+// Operators whose values decide their shape: the host has the answer if it knows those that decide.
 bool answer_by_value(const c10::OperatorHandle& op, const OperatorInfo& info, const Inputs& inputs, Stack* stack) {
-  if (!info.values_matter)
+  if (info.deciding_argument < 0)
     return false;
   Recorder::get().host_sync(Sync::kShape, static_cast<uint16_t>(current_stream(inputs.device)));
+  const at::Tensor& deciding = (*stack)[stack->size() - info.num_arguments + info.deciding_argument].toTensor();
+  bool is_decided = !deciding.is_cuda() ||
+      (has_value(deciding) ? certainty_of(deciding) != Certainty::kStandIn : facts_of(deciding).is_zero());
   Stack values;
-  if (!inputs.all_exact || !compute(op, info, *stack, values)) {
+  if (!is_decided || !compute(op, info, *stack, inputs.certainty, values)) {
     Recorder::get().note(
         "unknown shape",
         info.base + " depends on values that only the real card would know: every element was taken to count",
         current_place().line);
     return false;
   }
+  if (has_value(deciding) && certainty_of(deciding) == Certainty::kRouted)
+    note_routing();
   std::vector<at::Tensor> in, out;
   for (size_t i = stack->size() - info.num_arguments; i < stack->size(); ++i)
     for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) { in.push_back(tensor); });
   torch::jit::drop(*stack, info.num_arguments);
   for (auto& value : values) {
     if (value.isTensor() && value.toTensor().defined()) {
-      out.push_back(on_device(value.toTensor(), inputs.device));
+      out.push_back(on_device(
+          value.toTensor(), inputs.device, inputs.all_known ? std::optional(inputs.certainty) : std::nullopt));
       stack->push_back(out.back());
     } else {
       stack->push_back(std::move(value));
@@ -367,10 +447,19 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   for (const Resize& resize : plan.resizes)
     resize_in_place((*stack)[stack->size() - info.num_arguments + resize.argument].toTensor(), resize.geometry);
 
+  // Scores that are unknown choose by the job's routing; those that follow from it are compared for real.
+  bool is_routed = info.routed_return >= 0 && !(inputs.all_known && inputs.certainty != Certainty::kStandIn);
+  bool is_computable = !info.is_view && !is_routed && inputs.all_known && (inputs.all_exact() || !info.is_linalg) &&
+      outputs_are_small(plan, inputs.certainty);
+  bool has_facts = info.fact_rule.infer != nullptr && (info.fact_rule.from_nothing || inputs.has_facts);
+  ResultFacts facts;
+  if (has_facts && !inputs.all_exact()) // before arguments are written
+    facts = infer_facts(op, info, plan, *stack);
   Stack values;
-  bool computable = !info.is_view && inputs.all_known && (inputs.all_exact || !info.is_linalg);
-  bool computed = computable && outputs_are_small(plan, inputs.all_exact) &&
-      prepare_overwritten(info, *stack, inputs.all_exact) && compute(op, info, *stack, values);
+  bool computed = is_computable && prepare_overwritten(info, *stack, inputs.certainty) &&
+      compute(op, info, *stack, inputs.certainty, values);
+  if (has_facts && inputs.all_exact() && !computed) // too large to have a value
+    facts = infer_facts(op, info, plan, *stack);
   // Random operators move the generator on, whether or not their values are computed.
   if (info.is_random && (!computed || info.generator < 0)) {
     c10::IValue generator;
@@ -378,13 +467,12 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
       generator = (*stack)[stack->size() - info.num_arguments + info.generator];
     draw_seed(generator.isGenerator() ? generator.toGenerator() : at::Generator());
   }
-  if (computed && !inputs.all_exact)
-    mark_written(info, *stack);
-  else if (!computed && !info.is_view)
-    forget_written(info, *stack, inputs.none_true);
+  if (!info.is_view)
+    settle_written(info, plan, *stack, facts, computed ? std::optional(inputs.certainty) : std::nullopt);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());
+  size_t number = 0; // of the result among all, lists unrolled
   for (size_t i = 0; i < plan.returns.size(); ++i) {
     const Return& planned = plan.returns[i];
     if (planned.is_constant) {
@@ -392,20 +480,22 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
       continue;
     }
     c10::List<at::Tensor> list;
-    for (size_t j = 0; j < planned.outputs.size(); ++j) {
-      at::Tensor tensor = make_output(planned.outputs[j], info, *stack, inputs.device);
-      if (planned.outputs[j].kind == Output::Kind::kNew) {
-        bool set = false;
-        if (computed) {
-          at::Tensor value = planned.is_list ? values[i].toTensorList().get(j) : values[i].toTensor();
-          // (a CPU kernel may leave out what only the card's backward needs)
-          set = value.defined() && value.sizes() == tensor.sizes() && set_value(tensor, value, inputs.all_exact);
-        }
-        if (!set && tensor.numel() <= kStandInElements)
-          set_stand_in(tensor, info.stand_in_flag, info.stand_in_integer);
-        if (!set && (inputs.none_true || is_never_true(info, *stack)))
-          set_all_false(tensor);
+    for (size_t j = 0; j < planned.outputs.size(); ++j, ++number) {
+      const Output& output = planned.outputs[j];
+      at::Tensor tensor = make_output(output, info, *stack, inputs.device);
+      if (output.kind == Output::Kind::kNew) {
+        at::Tensor value;
+        if (computed)
+          value = planned.is_list ? values[i].toTensorList().get(j) : values[i].toTensor();
+        Facts known = facts_at(facts, number, output.dtype);
+        // (a CPU kernel may leave out what only the card's backward needs)
+        if (value.defined() && value.sizes() == tensor.sizes() && set_value(tensor, value, inputs.certainty))
+          write_facts(tensor, known);
+        else
+          write_unknown(tensor, known, info.fact_rule.prefers_true);
       }
+      if (is_routed && static_cast<int>(i) == info.routed_return && tensor.is_cuda())
+        write_routed(tensor, {op.schema(), *stack, output, i});
       if (planned.is_list)
         list.push_back(std::move(tensor));
       else
@@ -430,6 +520,13 @@ void record_operator(uint32_t signature, int device) {
     limit_function();
 }
 
+void note_routing() {
+  Recorder::get().note(
+      "routing",
+      "sizes depend on which experts a router chooses, which only the real card would know: --routing decides",
+      current_place().line);
+}
+
 void record_kernel(
     const std::string& name,
     at::ArrayRef<at::Tensor> inputs,
@@ -444,9 +541,7 @@ void record_kernel(
   for (const at::Tensor& tensor : outputs) {
     if (!tensor.is_cuda())
       continue;
-    set_stand_in(tensor, false, 1);
-    if (is_all_false(tensor))
-      block_of(tensor)->all_false = false;
+    write_unknown(tensor);
     if (watching_parameters)
       look_for_parameter(tensor);
   }
@@ -496,9 +591,9 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
   storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
   storage->set_nbytes(needed);
   Block* after = block_of(tensor);
-  if (kept.bytes != nullptr && after != nullptr && needed <= shadow_limit(tensor.scalar_type())) {
+  if (kept.bytes != nullptr && after != nullptr && needed <= shadow_limit(tensor.scalar_type(), kept.certainty)) {
     after->shadow.bytes = std::make_unique<char[]>(after->size); // zeros behind what was there
-    after->shadow.exact = kept.exact;
+    after->shadow.certainty = kept.certainty;
     std::memcpy(after->shadow.bytes.get(), kept.bytes.get(), kept_bytes);
   }
 }

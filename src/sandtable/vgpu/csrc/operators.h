@@ -12,6 +12,7 @@ at::Tensor new_tensor(const Geometry& geometry, at::ScalarType dtype, size_t num
 at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, int device); // contiguous
 void resize_in_place(const at::Tensor& tensor, const Geometry& geometry);
 void record_operator(uint32_t signature, int device);
+void note_routing(); // the script's sizes depend on the routing from here on
 // A kernel that is not torch's reads `inputs` and writes `outputs`; `work` is JSON, see signature_of.
 void record_kernel(
     const std::string& name,

@@ -395,34 +395,32 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
       "aten::_unsafe_index_put", "aten::_thnn_fused_lstm_cell", "aten::_pack_padded_sequence", "aten::_cudnn_rnn",
       "aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss"};
-  static const std::unordered_set<std::string> truths{
-      "aten::all", "aten::isfinite", "aten::eq", "aten::ge", "aten::le", "aten::isclose", "aten::is_same_size"};
-  static const std::unordered_set<std::string> positions{
-      "aten::argmax", "aten::argmin", "aten::topk", "aten::sort", "aten::argsort", "aten::multinomial", "aten::max",
-      "aten::min", "aten::searchsorted", "aten::bucketize", "aten::randint"};
-  static const std::unordered_set<std::string> by_value{
-      "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
-      "aten::unique_dim_consecutive", "aten::bincount", "aten::repeat_interleave"};
+  // (and which argument's values)
+  static const std::unordered_map<std::string, int> by_value{
+      {"aten::nonzero", 0}, {"aten::masked_select", 1}, {"aten::_unique2", 0}, {"aten::unique_consecutive", 0},
+      {"aten::unique_dim", 0}, {"aten::unique_dim_consecutive", 0}, {"aten::bincount", 0},
+      {"aten::repeat_interleave", 0}};
+  static const std::unordered_map<std::string, int> positions{
+      {"aten::argmax", 0}, {"aten::argmin", 0}, {"aten::multinomial", 0}, {"aten::topk", 1}, {"aten::sort", 1},
+      {"aten::max", 1}, {"aten::min", 1}};
   static const std::unordered_set<std::string> by_mask{
       "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
       "aten::_unsafe_index_put"};
-  static const std::unordered_set<std::string> counters{
-      "aten::any", "aten::sum", "aten::count_nonzero", "aten::max", "aten::amax", "aten::logical_or", "aten::bitwise_or"};
   for (size_t i = 0; i < info.num_arguments; ++i)
     if (schema.arguments()[i].type()->str() == "Generator?" || schema.arguments()[i].type()->str() == "Generator")
       info.generator = static_cast<int>(i);
   info.is_random = info.generator >= 0 || info.base == "aten::native_dropout";
-  info.is_never_true = info.base == "aten::isnan" || info.base == "aten::isinf";
-  info.is_equality = info.base == "aten::eq";
-  info.counts_true = counters.count(info.base) > 0;
   info.checks_index = info.base == "aten::index_select";
   info.is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
-  info.values_matter = by_value.count(info.base) > 0;
+  if (auto found = by_value.find(info.base); found != by_value.end())
+    info.deciding_argument = found->second;
+  if (auto found = positions.find(info.base);
+      found != positions.end() && found->second < static_cast<int>(schema.returns().size()))
+    info.routed_return = found->second;
+  info.fact_rule = fact_rule(info.base);
   info.masks_are_indices = by_mask.count(info.base) > 0;
   info.scalars_matter = by_scalar.count(info.base) > 0;
   info.any_device = mixed.count(info.base) > 0;
-  info.stand_in_flag = truths.count(info.base) > 0;
-  info.stand_in_integer = positions.count(info.base) > 0 || info.is_linalg ? 0 : 1; // info = 0: it succeeded
   return info;
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "fact_rules.h"
+
 namespace sandtable {
 
 struct Geometry {
@@ -47,18 +49,15 @@ struct OperatorInfo {
   std::vector<bool> argument_overwritten; // written without being read: out=, fill_, normal_, ...
   bool is_view = false;
   bool scalars_matter = false; // floating-point arguments decide the shape (arange)
-  bool values_matter = false;  // values decide the shape (nonzero, unique)
+  int deciding_argument = -1;  // the tensor whose values decide the shape (nonzero, unique)
   bool masks_are_indices = false; // boolean masks among the arguments stand for their nonzero positions (index)
   bool any_device = false;     // host tensors may stand beside virtual ones (index)
   int generator = -1;          // the argument that draws random numbers
   bool is_random = false;      // draws them, from that argument or from the card's own generator
   bool is_linalg = false;      // factorisations of stand-ins fail: never computed from them
-  bool is_never_true = false;  // isnan, isinf: unknown values are taken to be finite
-  bool is_equality = false;    // eq
-  bool counts_true = false;    // any, sum, max, logical_or: of nothing but false or zero, the result is that, too
+  int routed_return = -1;      // positions chosen by scores: where these are unknown, the routing decides (topk)
+  FactRule fact_rule;
   bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
-  bool stand_in_flag = false;  // what an unknown truth value reads as: all, isfinite -> true
-  int64_t stand_in_integer = 1;
 };
 
 struct Plan {

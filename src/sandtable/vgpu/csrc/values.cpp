@@ -1,11 +1,11 @@
 #include "values.h"
 
 #include <ATen/ops/fill.h>
-#include <ATen/ops/zero.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cmath>
 
 namespace sandtable {
 
@@ -18,7 +18,11 @@ Block* block_of(const at::Tensor& tensor) {
   return static_cast<Block*>(pointer.get_context());
 }
 
-size_t shadow_limit(at::ScalarType dtype) {
+size_t shadow_limit(at::ScalarType dtype, Certainty certainty) {
+  if (certainty == Certainty::kRouted)
+    return kRoutedShadowBytes;
+  if (certainty == Certainty::kStandIn)
+    return kStandInElements * 16;
   if (dtype == at::kByte)
     return kByteShadowBytes;
   return c10::isIntegralType(dtype, /*includeBool=*/true) ? kIntegerShadowBytes : kFloatShadowBytes;
@@ -31,11 +35,13 @@ bool has_value(const at::Tensor& tensor) {
   return block != nullptr && block->shadow.bytes != nullptr;
 }
 
-bool is_exact(const at::Tensor& tensor) {
-  if (tensor.numel() == 0)
-    return true;
+Certainty certainty_of(const at::Tensor& tensor) {
   Block* block = block_of(tensor);
-  return block != nullptr && block->shadow.bytes != nullptr && block->shadow.exact;
+  return block == nullptr ? Certainty::kExact : block->shadow.certainty;
+}
+
+bool is_exact(const at::Tensor& tensor) {
+  return has_value(tensor) && certainty_of(tensor) == Certainty::kExact;
 }
 
 at::Tensor host_view(const at::Tensor& tensor) {
@@ -58,72 +64,134 @@ at::Tensor host_view(const at::Tensor& tensor) {
 }
 
 void forget_value(const at::Tensor& tensor) {
-  if (Block* block = block_of(tensor))
+  if (Block* block = block_of(tensor)) {
     block->shadow = Shadow();
+    block->facts.reset();
+  }
 }
 
 namespace {
-bool make_shadow(const at::Tensor& tensor, size_t limit, bool exact) {
+
+bool is_whole_storage(const at::Tensor& tensor) {
+  return tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
+}
+
+bool make_shadow(const at::Tensor& tensor, Certainty certainty) {
   Block* block = block_of(tensor);
   size_t size = block == nullptr ? 0 : tensor.storage().nbytes();
-  if (size == 0 || size > limit)
+  if (size == 0 || size > shadow_limit(tensor.scalar_type(), certainty))
     return false;
-  if (block->shadow.bytes == nullptr) {
-    block->shadow.bytes = std::make_unique<char[]>(block->size);
-    std::memset(block->shadow.bytes.get(), 0, block->size);
-  }
-  block->shadow.exact = exact;
+  if (block->shadow.bytes == nullptr)
+    block->shadow.bytes = std::make_unique<char[]>(block->size); // zeros
+  block->shadow.certainty = certainty;
   return true;
 }
-} // namespace
 
-bool prepare_value(const at::Tensor& tensor) {
-  if (tensor.numel() == 0 || has_value(tensor))
-    return true;
-  bool whole = tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
-  return whole && make_shadow(tensor, shadow_limit(tensor.scalar_type()), true);
+constexpr int64_t kSmallEnoughToSearch = 1024;
+
+// The bounds of a value.
+Facts facts_of_value(const at::Tensor& host) {
+  at::ScalarType dtype = host.scalar_type();
+  if (host.numel() == 0 || host.numel() > kSmallEnoughToSearch || c10::isComplexType(dtype) || host.is_sparse())
+    return Facts::presumed(dtype);
+  if (host.numel() == 1)
+    return Facts::exactly(host.item().toDouble(), dtype, 1);
+  at::Tensor numbers = host.to(at::kDouble);
+  Facts facts = Facts::within(numbers.min().item<double>(), numbers.max().item<double>(), dtype);
+  facts.may_be_nan = numbers.isnan().any().item<bool>();
+  if (facts.may_be_nan)
+    facts.low = -INFINITY, facts.high = INFINITY;
+  else if (c10::isIntegralType(dtype, true))
+    facts.total = numbers.sum().item<double>();
+  return facts;
 }
 
-bool set_value(const at::Tensor& tensor, const at::Tensor& host, bool exact) {
+} // namespace
+
+bool prepare_value(const at::Tensor& tensor, Certainty certainty) {
+  if (tensor.numel() == 0 || has_value(tensor))
+    return true;
+  return is_whole_storage(tensor) && make_shadow(tensor, certainty);
+}
+
+bool set_value(const at::Tensor& tensor, const at::Tensor& host, Certainty certainty) {
   // A part of a storage whose rest is unknown stays unknown.
-  bool whole = tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
+  bool whole = is_whole_storage(tensor);
   Block* block = block_of(tensor);
   if (block != nullptr && block->shadow.bytes != nullptr)
-    exact = exact && (whole || block->shadow.exact);
+    certainty = whole ? certainty : std::max(certainty, block->shadow.certainty);
   else if (!whole && block != nullptr)
     return false;
-  if (!make_shadow(tensor, shadow_limit(tensor.scalar_type()), exact))
+  if (!make_shadow(tensor, certainty))
     return false;
   host_view(tensor).copy_(host);
   return true;
 }
 
-bool is_all_false(const at::Tensor& tensor) {
+bool has_facts(const at::Tensor& tensor) {
   Block* block = block_of(tensor);
-  return block != nullptr && block->all_false;
+  return block != nullptr && block->facts != nullptr;
 }
 
-void set_all_false(const at::Tensor& tensor) {
+Facts facts_of(const at::Tensor& tensor) {
+  if (tensor.is_cpu())
+    return facts_of_value(tensor);
   Block* block = block_of(tensor);
-  if (block != nullptr && tensor.numel() * tensor.element_size() == tensor.storage().nbytes()) {
-    block->all_false = true;
-    if (block->shadow.bytes != nullptr)
-      host_view(tensor).zero_();
+  bool is_plain = !tensor.is_neg() && !tensor.is_conj();
+  if (block != nullptr && block->facts != nullptr && block->facts->dtype == tensor.scalar_type() && is_plain) {
+    Facts facts = *block->facts;
+    if (!is_whole_storage(tensor))
+      facts.total.reset();
+    return facts;
   }
+  if (block != nullptr && block->shadow.bytes != nullptr && block->shadow.certainty == Certainty::kExact)
+    return facts_of_value(host_view(tensor));
+  return Facts::presumed(tensor.scalar_type());
 }
 
-void set_stand_in(const at::Tensor& tensor, bool flag, int64_t integer) {
-  if (tensor.numel() > kStandInElements || !make_shadow(tensor, kStandInElements * 16, false)) {
-    forget_value(tensor);
+void write_facts(const at::Tensor& tensor, const Facts& facts) {
+  Block* block = block_of(tensor);
+  if (block == nullptr || (block->facts == nullptr && facts.is_presumed()))
+    return;
+  Facts written = facts;
+  if (!is_whole_storage(tensor)) { // the rest stays as it is
+    Facts before = block->facts == nullptr ? Facts::presumed(tensor.scalar_type()) : *block->facts;
+    written = before.dtype == facts.dtype ? either(before, facts) : Facts::presumed(facts.dtype);
+  }
+  if (written.is_presumed())
+    block->facts.reset();
+  else
+    block->facts = std::make_unique<Facts>(written);
+}
+
+void fill_typical(const at::Tensor& host, const Facts& facts, bool prefers_true) {
+  int64_t numel = host.numel();
+  if (facts.total && c10::isIntegralType(facts.dtype, false) && facts.low >= 0 && host.is_contiguous() && numel > 0) {
+    // spread over the elements, as evenly as whole numbers allow
+    int64_t total = static_cast<int64_t>(*facts.total), share = total / numel;
+    host.fill_(share);
+    host.view({-1}).narrow(0, 0, total - share * numel).add_(1);
     return;
   }
-  auto view = host_view(tensor);
-  if (tensor.scalar_type() == at::kBool)
-    view.fill_(flag);
-  else if (c10::isIntegralType(tensor.scalar_type(), false))
-    view.fill_(integer);
+  host.fill_(facts.typical(prefers_true));
+}
+
+void write_unknown(const at::Tensor& tensor, const Facts& facts, bool prefers_true) {
+  Block* block = block_of(tensor);
+  if (block == nullptr)
+    return;
+  write_facts(tensor, facts);
+  if (block->shadow.bytes == nullptr && tensor.numel() > kStandInElements)
+    return;
+  if (tensor.numel() <= kStandInElements && make_shadow(tensor, Certainty::kStandIn))
+    fill_typical(host_view(tensor), facts, prefers_true);
   else
-    view.fill_(1);
+    block->shadow = Shadow();
+}
+
+void write_unknown(const at::Tensor& tensor) {
+  if (tensor.numel() > 0)
+    write_unknown(tensor, Facts::presumed(tensor.scalar_type()));
 }
 
 } // namespace sandtable
