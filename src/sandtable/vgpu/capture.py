@@ -18,6 +18,7 @@ from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.checkpoints import adapt_checkpoints
 from sandtable.vgpu.child_processes import ChildProcesses
+from sandtable.vgpu.compile import follow_compiler
 from sandtable.vgpu.cuda_api import device as cuda_device
 from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes
@@ -131,7 +132,8 @@ class Capture:
                 on_reduction=flat_buffers.note_reduction,
                 around_optimizer=steps.around_optimizer,
                 after_backward=partial(_after_backward, core),
-            )
+            ),
+            follow_compiler(core, stop_if_done=steps.stop_if_done),
         )
         follow_futures(core)
 

@@ -17,9 +17,12 @@ __all__ = ["follow_packages"]
 Adaptation = Callable[[ModuleType], None]
 
 
-def follow_packages(watcher: Watcher) -> None:
-    """Adapt modules that this process imports from now on."""
-    sys.meta_path.insert(0, _Finder(deepspeed.adaptations(watcher)))
+def follow_packages(watcher: Watcher, *more: Mapping[str, Adaptation]) -> None:
+    """Adapt modules that this process imports from now on; `more` are adaptations besides those of packages."""
+    adaptations = deepspeed.adaptations(watcher)
+    for others in more:
+        adaptations |= others
+    sys.meta_path.insert(0, _Finder(adaptations))
 
 
 class _Finder(MetaPathFinder):
