@@ -132,10 +132,11 @@ def describe_kernel(kernel: Any, source: str) -> KernelDescription:
 
 def _touched_elements(accesses: Any, buffer: str, num_points: int) -> int:
     """Return how many elements of a buffer are touched: at most all, and one per point for each place of the source."""
+    from torch._inductor.dependencies import MemoryDep
     from torch._inductor.virtualized import V
 
     num_elements = int(V.graph.sizevars.optimization_hint(V.graph.get_numel(buffer)))
-    places = {str(getattr(access, "index", number)) for number, access in enumerate(accesses)}
+    places = {str(access.index) if isinstance(access, MemoryDep) else access.name for access in accesses}
     return min(num_elements, len(places) * num_points)
 
 
