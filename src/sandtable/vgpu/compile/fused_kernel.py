@@ -69,18 +69,21 @@ class FusedKernel:
     def __init__(self, name: str, source: str) -> None:
         self._name = f"inductor::{_NUMBER_AT_END.sub('', name)}"
         self._description = KernelDescription.read(source)
-        self._roles = _roles(name, source)
+        self._names = _argument_names(name, source)
         self._works: dict[int, Work] = {}
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
-        """Record one launch; arguments are tensors, in the order of the pointers, and sizes."""
-        import torch
-
-        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        sizes = [argument for argument in arguments if isinstance(argument, int)]
-        inputs = [tensor for tensor, (is_read, _) in zip(tensors, self._roles, strict=False) if is_read]
-        outputs = [tensor for tensor, (_, is_written) in zip(tensors, self._roles, strict=False) if is_written]
-        record_kernel(self._name, inputs=inputs, outputs=outputs, work=self._work(prod(sizes)))
+        """Record one launch."""
+        inputs, outputs, num_points = [], [], 1
+        for name, argument in zip(self._names, arguments, strict=False):
+            if name.endswith("numel"):
+                num_points *= argument
+            elif "ptr" in name:
+                if not name.startswith("out"):
+                    inputs.append(argument)
+                if "out" in name:
+                    outputs.append(argument)
+        record_kernel(self._name, inputs=inputs, outputs=outputs, work=self._work(num_points))
 
     def _work(self, num_points: int) -> Work:
         """Return the work for `num_points`, which may differ from those that the kernel was written for."""
@@ -101,11 +104,11 @@ class FusedKernel:
         )
 
 
-def _roles(name: str, source: str) -> tuple[tuple[bool, bool], ...]:
-    """Return for each pointer among the arguments of a kernel whether it is read and whether it is written."""
+def _argument_names(name: str, source: str) -> tuple[str, ...]:
+    """Return the names of a kernel's arguments: pointers that it reads (in_ptr0), writes or both, and numbers."""
     _, _, definition = source.partition(f"def {name}(")
-    pointers = [argument for argument in re.split(r"[\s,]+", definition.partition(")")[0]) if "ptr" in argument]
-    return tuple((not pointer.startswith("out"), "out" in pointer) for pointer in pointers)
+    arguments = (argument.partition(":")[0].strip() for argument in definition.partition("):")[0].split(","))
+    return tuple(argument for argument in arguments if argument)
 
 
 def describe_kernel(kernel: Any, source: str) -> KernelDescription:
