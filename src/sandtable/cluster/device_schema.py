@@ -83,6 +83,8 @@ class HostEfficiencyTable(SourcedTable):
     backward_us: Rate = Field(description="microseconds to issue an operator in the backward pass")
     optimizer_us: Rate = Field(description="microseconds to issue an operator of the optimizer")
     custom_us: Rate = Field(description="microseconds to issue an operator of a third-party extension")
+    compiled_us: Rate = Field(description="microseconds to launch a kernel from the code of a compiled graph")
+    compiled_call_us: Rate = Field(description="microseconds to call a compiled graph, with its first kernel")
     tensor_us: Rate = Field(description="microseconds for each tensor in the lists of a foreach operator")
     collective_us: Rate = Field(description="microseconds to issue a collective")
     launch_latency_us: Rate = Field(description="microseconds from the host's call to the earliest start")

@@ -20,6 +20,8 @@ class Costs:
     work_ns: F64
     host_ns: F64
     """By phase and signature: [num_phases, num_signatures]."""
+    launch_host_ns: F64
+    """By `LaunchKind`, for kernels that are not launched eagerly: [num_launch_kinds]."""
     is_copy: npt.NDArray[np.bool_]
     has_flops: npt.NDArray[np.bool_]
     call_host_ns: float

@@ -4,7 +4,7 @@ import numpy as np
 
 from sandtable.engine.compute.model import CostModel
 from sandtable.engine.operator_table import BASES, Costs, OperatorTable
-from sandtable.trace.kinds import Phase
+from sandtable.trace.kinds import LaunchKind, Phase
 from sandtable.trace.trace import Trace
 
 __all__ = ["price_operators"]
@@ -23,6 +23,7 @@ def price_operators(trace: Trace, model: CostModel, *, host_scale: float = 1.0) 
     costs = Costs(
         work_ns=np.array([cost.work_ns for cost in operator_costs], dtype=np.float64),
         host_ns=np.array(host, dtype=np.float64).reshape(len(Phase), len(operator_costs)) * host_scale,
+        launch_host_ns=np.array([model.launch_ns(kind) for kind in LaunchKind], dtype=np.float64) * host_scale,
         is_copy=np.array([_crosses_host_link(name) for name in names], dtype=bool),
         has_flops=np.array(flops > 0, dtype=bool),
         call_host_ns=model.call_host_ns * host_scale,

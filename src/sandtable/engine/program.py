@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.engine.operator_table import Costs
-from sandtable.trace.kinds import P2P_OPS, TO_THE_END, Kind, SyncKind
+from sandtable.trace.kinds import P2P_OPS, TO_THE_END, Kind, LaunchKind, SyncKind
 from sandtable.trace.records import RankRecords
 
 __all__ = ["CallPattern", "Edge", "Opcode", "Program", "compile_program"]
@@ -203,6 +203,8 @@ class _Compiler:
         safe = np.where(self.is_op, self.ref, 0)
         work = np.where(self.is_op, costs.work_ns[safe], 0.0)
         host = np.where(self.is_op, costs.host_ns[self.phase, safe], costs.mark_host_ns)
+        launch = np.where(self.is_op, self.rank.records.value[self.index], LaunchKind.EAGER)
+        host = np.where(launch == LaunchKind.EAGER, host, costs.launch_host_ns[launch])
         host[self.kind == Kind.COLLECTIVE] = costs.call_host_ns
         host[(self.kind == Kind.WAIT) | (self.kind == Kind.STEP)] = 0.0
         if not len(begins):

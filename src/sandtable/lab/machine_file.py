@@ -144,6 +144,8 @@ def _host(calibration: Calibration) -> dict[str, Any]:
         "backward_us": _short(costs.backward_ns / 1e3),
         "optimizer_us": _short(costs.optimizer_ns / 1e3),
         "custom_us": _short(costs.forward_ns / 1e3),
+        "compiled_us": _short(costs.forward_ns / 1e3),
+        "compiled_call_us": _short(costs.forward_ns / 1e3),
         "tensor_us": _short(costs.tensor_ns / 1e3),
         "collective_us": _short(costs.forward_ns / 1e3),
         "launch_latency_us": 0.0,

@@ -2,7 +2,17 @@
 
 from enum import IntEnum
 
-__all__ = ["NO_STEPS", "P2P_OPS", "ROOTED_OPS", "SKIPPED_UPDATES", "TO_THE_END", "Kind", "Phase", "SyncKind"]
+__all__ = [
+    "NO_STEPS",
+    "P2P_OPS",
+    "ROOTED_OPS",
+    "SKIPPED_UPDATES",
+    "TO_THE_END",
+    "Kind",
+    "LaunchKind",
+    "Phase",
+    "SyncKind",
+]
 
 P2P_OPS = frozenset({"send", "recv"})
 """Calls between two ranks; their `peer` is relative to the caller."""
@@ -24,7 +34,7 @@ class Kind(IntEnum):
     """What a record is, and so what its `ref` and `value` mean."""
 
     OPERATOR = 0
-    """A kernel: `ref` is its signature."""
+    """A kernel: `ref` is its signature, `value` a `LaunchKind`."""
     COLLECTIVE = 1
     """A collective or point-to-point call is issued: `ref` is its row in `calls`."""
     WAIT = 2
@@ -54,6 +64,19 @@ class Phase(IntEnum):
     BACKWARD = 1
     OPTIMIZER = 2
     RECOMPUTE = 3
+
+
+class LaunchKind(IntEnum):
+    """How the host launches a kernel."""
+
+    EAGER = 0
+    """Through torch's dispatcher and the script's Python."""
+    COMPILED = 1
+    """From the code that a compiler wrote for a whole graph."""
+    GRAPH = 2
+    """As part of a CUDA graph, which is one launch."""
+    CALL = 3
+    """The first kernel of a compiled or a CUDA graph: with all that it takes to call the graph."""
 
 
 class SyncKind(IntEnum):

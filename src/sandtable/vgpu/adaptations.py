@@ -25,7 +25,6 @@ def adapt(core: ModuleType) -> None:
     # differs from run to run, and the records of equal ranks would differ.
     torch._C._set_multithreading_enabled(False)
     _prefer_fake_kernels()
-    torch.compile = _eager_compile(core)
     _leave_large_host_weights(core)
     _follow_functions(core)
     _iterate_to_the_end(core)
@@ -34,24 +33,6 @@ def adapt(core: ModuleType) -> None:
     torch.UntypedStorage._write_file = _write_values(torch.UntypedStorage._write_file)  # type: ignore[method-assign]
     torch.UntypedStorage._set_from_file = _read_values(torch.UntypedStorage._set_from_file)  # type: ignore[method-assign]
     torch.UntypedStorage.cpu = _to_host(core, torch.UntypedStorage.cpu)  # type: ignore[method-assign]
-
-
-def _eager_compile(core: ModuleType) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    said: list[bool] = []
-
-    def compile_eagerly(model: Any = None, **options: Any) -> Any:
-        """Return the model itself, in place of ``torch.compile``: eager operators are recorded."""
-        if not said:
-            said.append(True)
-            core.note("torch.compile", "the model ran eagerly: operators are recorded before any fusion")
-            print("sandtable: torch.compile runs the model eagerly in a rehearsal", file=sys.stderr)
-        if model is None:
-            return compile_eagerly
-        return _fused_flex_attention if model is flex_attention else model
-
-    return compile_eagerly
 
 
 def _prefer_fake_kernels() -> None:

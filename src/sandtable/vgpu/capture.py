@@ -18,6 +18,7 @@ from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.checkpoints import adapt_checkpoints
 from sandtable.vgpu.child_processes import ChildProcesses
+from sandtable.vgpu.compile import follow_compiler
 from sandtable.vgpu.cuda_api import device as cuda_device
 from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes
@@ -25,7 +26,7 @@ from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.ordering import in_order
-from sandtable.vgpu.packages import Watcher, follow_packages
+from sandtable.vgpu.packages import Package, Watcher, follow_packages
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
@@ -132,7 +133,8 @@ class Capture:
                 around_optimizer=steps.around_optimizer,
                 after_backward=partial(_after_backward, core),
                 on_missing=partial(_note_missing_package, core),
-            )
+            ),
+            Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
         )
         follow_futures(core)
 

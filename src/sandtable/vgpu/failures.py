@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 
 from sandtable.errors import ScriptError
 from sandtable.findings import Evidence, Finding, Severity
+from sandtable.native import cache_directory
 from sandtable.vgpu.compatibility import torch_directory
 from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.stop import ProcessRejected
@@ -76,7 +77,7 @@ def exit_code(error: BaseException) -> int:
 def library_prefixes() -> list[str]:
     """Return the directories whose lines are not the user's: torch, the standard library, packages, sandtable."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [str(torch_directory()), str(Path(__file__).parents[1])]
+    paths += [str(torch_directory()), str(Path(__file__).parents[1]), str(cache_directory())]
     return sorted({os.path.join(path, "") for path in paths})
 
 

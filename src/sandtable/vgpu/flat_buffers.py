@@ -63,9 +63,14 @@ class FlatBufferReader:
 
 def read_flat_buffers() -> list[tuple[int, FlatBuffer]]:
     """Return the layouts of all flat buffers that parameters of this process lie in, each with its storage."""
+    from torch import Tensor
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.nn import Parameter
 
-    parameters = [thing for thing in gc.get_objects() if isinstance(thing, Parameter)]
+    # By type: `isinstance` asks an object for its class, and proxies of objects that are gone raise.
+    tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+    tensors = (tensor for tensor in tensors if not issubclass(type(tensor), FakeTensor))  # the compiler's
+    parameters = [tensor for tensor in tensors if isinstance(tensor, Parameter)]
     fsdp = sys.modules.get("torch.distributed.fsdp._flat_param")
     flat = [parameter for parameter in parameters if fsdp is not None and isinstance(parameter, fsdp.FlatParameter)]
     sharded = {_storage(parameter) for parameter in flat}

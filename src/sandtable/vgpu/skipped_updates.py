@@ -48,4 +48,4 @@ def _skipped_by_deepspeed() -> int:
     engine = getattr(module, "DeepSpeedEngine", None)
     if engine is None:
         return 0
-    return sum(int(found.skipped_steps) for found in gc.get_objects() if isinstance(found, engine))
+    return sum(int(found.skipped_steps) for found in gc.get_objects() if issubclass(type(found), engine))

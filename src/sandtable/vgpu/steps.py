@@ -59,6 +59,10 @@ class StepCounter:
     def num_updates(self) -> int:
         return self._paces.num_updates
 
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._core.is_compiling())
+
     def install(self) -> None:
         """Watch marks, optimizers and backward passes of this process."""
         from torch.autograd.variable import Variable
@@ -232,6 +236,10 @@ class StepCounter:
     def _is_enough(self) -> bool:
         return self._watches_forward and not self._num_marks
 
+    def stop_if_done(self) -> None:
+        """End the script if all wanted steps have been made."""
+        self._stop_if(self._is_enough)
+
     def _stop_if(self, is_enough: bool) -> None:
         if is_enough and not self._goes_on and threading.current_thread() is threading.main_thread():
             raise StopCapture("steps")
@@ -253,6 +261,8 @@ def _watched_engine(counter: StepCounter) -> Any:
 
     class WatchedEngine(_ImperativeEngine):
         def run_backward(self, roots: Any, *args: Any, **options: Any) -> Any:
+            if counter.is_compiling:  # the compiler traces a backward pass
+                return super().run_backward(roots, *args, **options)
             counter.begin_backward(roots)
             try:
                 return super().run_backward(roots, *args, **options)

@@ -14,7 +14,7 @@ from sandtable.engine.compute.measured import MeasuredTable
 from sandtable.engine.compute.other import Free, HostCopy, Recurrent, Unknown
 from sandtable.engine.compute.streaming import Copy, Elementwise, Normalisation, Reduction
 from sandtable.trace.flops import flops
-from sandtable.trace.kinds import Phase
+from sandtable.trace.kinds import LaunchKind, Phase
 from sandtable.trace.signature import Signature
 from sandtable.trace.work import WorkFamily
 
@@ -64,6 +64,8 @@ class CostModel:
     def host_ns(self, signature: Signature, phase: Phase) -> float:
         """Return what issuing it costs the host, including the Python and the views around it."""
         host = self.device.efficiency.host
+        if signature.work is not None and signature.work.launch != "eager":
+            return self.launch_ns(LaunchKind[signature.work.launch.upper()])
         if not signature.op.startswith(("aten::", "copy::")):
             return host.custom_ns
         per_operator = {Phase.BACKWARD: host.backward_ns, Phase.OPTIMIZER: host.optimizer_ns}.get(
@@ -72,6 +74,14 @@ class CostModel:
         if is_list_operator(signature.name):
             return per_operator + host.tensor_ns * len(signature.inputs)
         return per_operator
+
+    def launch_ns(self, kind: LaunchKind) -> float:
+        """Return what a launch that does not go through torch's dispatcher costs the host; 0 for one that does.
+
+        A CUDA graph of any size is one launch, so a kernel of it costs the host nothing.
+        """
+        host = self.device.efficiency.host
+        return {LaunchKind.COMPILED: host.compiled_ns, LaunchKind.CALL: host.compiled_call_ns}.get(kind, 0.0)
 
     def family_of(self, signature: Signature) -> Family:
         """Return the family that costs this operator."""

@@ -378,6 +378,13 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("num_operators", [] { return Recorder::get().num_operators(); });
   m.def("num_inferences", &num_inferences);
   m.def("set_recording", [](bool on) { Recorder::get().set_recording(on); });
+  m.def("set_compiling", [](bool on) { Recorder::get().set_compiling(on); });
+  m.def("is_compiling", [] { return Recorder::get().compiling(); });
+  m.def("set_launch", [](int64_t launch) {
+    auto before = static_cast<int64_t>(Recorder::get().launch());
+    Recorder::get().set_launch(static_cast<Launch>(launch));
+    return before;
+  });
   m.def("set_optimizer", [](bool inside) { Recorder::get().set_optimizer(inside); });
   m.def("set_backward", [](bool inside) { Recorder::get().set_backward(inside); });
   m.def("submit_job", [] { return Recorder::get().submit_job(); });

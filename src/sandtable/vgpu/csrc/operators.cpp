@@ -515,7 +515,7 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
 
 void record_operator(uint32_t signature, int device) {
   Recorder& recorder = Recorder::get();
-  recorder.add(Kind::kOperator, signature, static_cast<uint16_t>(current_stream(device)), 0);
+  recorder.add(Kind::kOperator, signature, static_cast<uint16_t>(current_stream(device)), static_cast<int64_t>(recorder.take_launch()));
   if (recorder.over_limit() && limit_function != nullptr)
     limit_function();
 }

@@ -10,6 +10,10 @@ thread_local uint32_t job_here = 0;
 thread_local Fences waited_here; // where there is no job
 std::atomic<uint32_t> next_job_fence{0xC0000000u};
 
+bool is_of_memory(Kind kind) {
+  return kind == Kind::kAlloc || kind == Kind::kFree || kind == Kind::kSegmentAlloc || kind == Kind::kSegmentFree;
+}
+
 } // namespace
 
 Recorder& Recorder::get() {
@@ -18,14 +22,14 @@ Recorder& Recorder::get() {
 }
 
 void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t amount) {
-  if (!recording_)
+  if (!recording_ || (compiling_ && !is_of_memory(what)))
     return;
   Place place = current_place();
   add(what, reference, on_stream, amount, place.phase, place.line);
 }
 
 void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t amount, Phase in_phase, uint32_t at_line) {
-  if (!recording_)
+  if (!recording_ || (compiling_ && !is_of_memory(what)))
     return;
   if (what == Kind::kHostSync && (job_here != 0 || !is_main()))
     return keep_wait(reference, on_stream, amount);

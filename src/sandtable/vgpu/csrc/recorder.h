@@ -32,6 +32,9 @@ enum class Kind : uint8_t {
 
 enum class Phase : uint8_t { kForward = 0, kBackward = 1, kOptimizer = 2, kRecompute = 3 };
 
+// How the host launches an operator: the number is the `value` of its row.
+enum class Launch : int64_t { kEager = 0, kCompiled = 1, kGraph = 2, kCall = 3 };
+
 enum class Sync : int64_t { kDevice = 0, kStream = 1, kEvent = 2, kItem = 3, kCopy = 4, kShape = 5 };
 
 struct Line {
@@ -97,6 +100,20 @@ class Recorder {
   void set_operator_limit(int64_t limit) { operator_limit_ = limit; }
   void set_recording(bool on) { recording_ = on; }
   bool recording() const { return recording_; }
+  // A compiler is at work: it traces the script with tensors of its own, so only what memory those take is recorded.
+  void set_compiling(bool on) { compiling_ = on; }
+  bool compiling() const { return compiling_; }
+  // The first operator that is launched otherwise than eagerly is a call of what launches it.
+  void set_launch(Launch launch) {
+    calling_ = launch_ == Launch::kEager && launch != Launch::kEager;
+    launch_ = launch;
+  }
+  Launch launch() const { return launch_; }
+  Launch take_launch() {
+    Launch launch = calling_ ? Launch::kCall : launch_;
+    calling_ = false;
+    return launch;
+  }
   bool in_optimizer() const { return in_optimizer_; }
   bool in_backward() const { return in_backward_; }
   bool over_limit() const { return operator_limit_ > 0 && num_operators_ - before_update_ >= operator_limit_; }
@@ -125,6 +142,9 @@ class Recorder {
   std::vector<Fences> shared_;
   std::map<std::pair<uint16_t, uint16_t>, uint32_t> followed_;    // by stream, and the stream that was waited for
   bool recording_ = true;
+  bool compiling_ = false;
+  Launch launch_ = Launch::kEager;
+  bool calling_ = false;
   bool in_optimizer_ = false;
   bool in_backward_ = false;
   int64_t operator_limit_ = 0;

@@ -157,12 +157,15 @@ def _device_names(core: ModuleType) -> dict[str, Any]:
         core.set_device(index)
         return before
 
+    def maybe_exchange_device(index: int) -> int:  # a function of its own: Dynamo has a handler for each
+        return exchange_device(index)
+
     return {
         "_cuda_init": init,
         "_cuda_getDevice": get_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
     }
 
 

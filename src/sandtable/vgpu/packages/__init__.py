@@ -6,6 +6,7 @@ shapes, memory, a record. `engine/compute` knows what it costs.
 """
 
 from sandtable.vgpu.packages.importing import follow_packages
+from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
-__all__ = ["Watcher", "follow_packages"]
+__all__ = ["Package", "Watcher", "follow_packages"]

@@ -23,9 +23,10 @@ _PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package,)
 """One file per package; a function each, because what is changed may report to the watcher."""
 
 
-def follow_packages(watcher: Watcher) -> None:
-    """Adapt or make modules that this process imports from now on."""
-    sys.meta_path.insert(0, _Finder((package(watcher) for package in _PACKAGES), watcher))
+def follow_packages(watcher: Watcher, *more: Package) -> None:
+    """Adapt or make modules that this process imports from now on; `more` are packages besides those with a file here."""
+    packages = (*(package(watcher) for package in _PACKAGES), *more)
+    sys.meta_path.insert(0, _Finder(packages, watcher))
 
 
 class _Finder(MetaPathFinder):

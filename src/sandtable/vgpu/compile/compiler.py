@@ -1,0 +1,69 @@
+"""The compiler at work: what it traces is not the script's own work, and where it breaks a graph is noted."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from sandtable.native import cache_directory
+from sandtable.vgpu.compile import inductor
+
+__all__ = ["follow_compiler"]
+
+
+def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> dict[str, Callable[[ModuleType], None]]:
+    """Follow torch.compile in this process; return what is changed in which module when it is imported.
+
+    `stop_if_done` is called before a compilation, and ends the script if all wanted steps have been made.
+    """
+    from torch._C._dynamo import guards
+    from torch._dynamo import callback, symbolic_convert
+    from torch._inductor import config
+
+    guards._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
+
+    # What Inductor writes is code of a library, and no other process may take it for that of a run on a real card.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_directory()
+    # One process compiles nothing; results would be shared with runs on a real card.
+    config.compile_threads = 1
+    config.fx_graph_cache = False
+    config.max_autotune_gemm_backends = "ATEN"
+
+    @callback.on_compile_start
+    def begin(_: Any) -> None:
+        stop_if_done()
+        core.set_compiling(True)
+
+    @callback.on_compile_end
+    def end(_: Any) -> None:
+        core.set_compiling(False)
+
+    _note_graph_breaks(symbolic_convert, core)
+    return inductor.adaptations(core)
+
+
+def inductor_directory() -> str:
+    """Return where Inductor leaves the code that it writes."""
+    return str(cache_directory() / "inductor")
+
+
+def _empty_strided(size: Any, stride: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _note_graph_breaks(module: ModuleType, core: ModuleType) -> None:
+    original = module.InstructionTranslatorBase.log_graph_break
+
+    @functools.wraps(original)
+    def log_graph_break(self: Any, code_options: Any, reason: str, exc: Any, *args: Any, **options: Any) -> Any:
+        stack = getattr(exc, "real_stack", None)
+        place = f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+        core.note("graph break", f"torch.compile ends a graph{place}: {reason.strip().splitlines()[0]}")
+        return original(self, code_options, reason, exc, *args, **options)
+
+    module.InstructionTranslatorBase.log_graph_break = log_graph_break

@@ -1,0 +1,134 @@
+"""Inductor without Triton: the few places where it asks for a compiler, or for a card to measure kernels on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from sandtable.trace.kinds import LaunchKind
+from sandtable.vgpu.compile.fused_kernel import FusedKernel, describe_kernel
+
+__all__ = ["adaptations"]
+
+_HEADER = """
+    from torch._inductor.runtime.triton_heuristics import start_graph, end_graph
+    from torch._C import _cuda_getCurrentRawStream as get_raw_stream
+"""
+"""What the code around the kernels needs of what Inductor imports for Triton."""
+
+
+def adaptations(core: ModuleType) -> dict[str, Callable[[ModuleType], None]]:
+    """Return what is changed in which module of Inductor."""
+    return {
+        "torch._inductor.scheduler": _accept_devices,
+        "torch._inductor.async_compile": _load_kernels,
+        "torch._inductor.codegen.wrapper": _leave_out_triton,
+        "torch._inductor.codegen.triton": _describe_kernels,
+        "torch._inductor.compile_fx": lambda module: _adapt_entry(module, core),
+        "torch._inductor.output_code": lambda module: _mark_launches(module, core),
+    }
+
+
+def _accept_devices(module: ModuleType) -> None:
+    module.has_triton = lambda: True
+
+
+def _load_kernels(module: ModuleType) -> None:
+    def triton(self: Any, kernel_name: str, source_code: str, device_str: str = "cuda") -> FusedKernel:
+        return FusedKernel(kernel_name, source_code)
+
+    module.AsyncCompile.triton = triton
+    module.maybe_warm_pool = lambda: None  # processes that would compile
+
+
+def _leave_out_triton(module: ModuleType) -> None:
+    from torch._inductor.utils import cache_on_self
+
+    def write_triton_header_once(self: Any) -> None:
+        self.imports.splice(_HEADER, strip=True)
+
+    module.PythonWrapperCodegen.write_triton_header_once = cache_on_self(write_triton_header_once)
+
+
+def _describe_kernels(module: ModuleType) -> None:
+    """Have kernels say in their source how much memory they touch."""
+    import torch.utils._triton
+
+    torch.utils._triton.triton_hash_with_backend = lambda: "sandtable"
+    original = module.TritonKernel.codegen_kernel
+
+    @functools.wraps(original)
+    def codegen_kernel(self: Any, name: str | None = None) -> str:
+        source: str = original(self, name)
+        return source if type(self) is not module.TritonKernel else source + describe_kernel(self, source).write()
+
+    module.TritonKernel.codegen_kernel = codegen_kernel
+
+
+def _adapt_entry(module: ModuleType, core: ModuleType) -> None:
+    """Run a graph that Inductor cannot compile eagerly; launch what it would put into CUDA graphs as one."""
+    original = module.compile_fx
+
+    @functools.wraps(original)
+    def compile_fx(model: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
+        import copy
+
+        graph = copy.deepcopy(model.graph) if hasattr(model, "graph") else None
+        try:
+            return original(model, example_inputs, *args, **options)
+        except Exception as error:
+            if graph is None:
+                raise
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            core.note("torch.compile", f"a graph ran eagerly, because Inductor could not compile it: {reason[:300]}")
+            model.graph = graph
+            model.recompile()
+            return model.forward
+
+    module.compile_fx = compile_fx
+    module.cudagraphify = functools.partial(_launch_as_graph, core)
+
+
+def _launch_as_graph(core: ModuleType, run: Callable[..., Any], static_input_idxs: Sequence[int] = (), **_: Any) -> Any:
+    """Return what runs the kernels of a graph as one launch, from the second call on: the first warms up."""
+    is_warm = False
+
+    def launch(inputs: Any) -> Any:
+        nonlocal is_warm
+        if not is_warm:
+            is_warm = True
+            return run(inputs)
+        with _Launching(core, LaunchKind.GRAPH):
+            return run(inputs)
+
+    return launch
+
+
+def _mark_launches(module: ModuleType, core: ModuleType) -> None:
+    """Mark everything that the code of a compiled graph launches, its matrix products included."""
+    original = module.CompiledFxGraph.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, inputs: Any) -> Any:
+        with _Launching(core, LaunchKind.COMPILED):
+            return original(self, inputs)
+
+    module.CompiledFxGraph.__call__ = call
+
+
+class _Launching:
+    """What is recorded inside is launched that way, unless something around it is launched with less effort."""
+
+    def __init__(self, core: ModuleType, kind: LaunchKind) -> None:
+        self._core = core
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        self._before = self._core.set_launch(self._kind)
+        if self._before > self._kind:
+            self._core.set_launch(self._before)
+
+    def __exit__(self, *_: object) -> None:
+        self._core.set_launch(self._before)
