@@ -125,8 +125,12 @@ class Cluster:
 
     def device_of(self, rank: int, *, processes_per_node: int | None = None) -> Device:
         """Return the device of `rank`, with `processes_per_node` ranks per node (by default one per GPU)."""
+        return self.node_kind_of(rank, processes_per_node=processes_per_node).device
+
+    def node_kind_of(self, rank: int, *, processes_per_node: int | None = None) -> NodeKind:
+        """Return the kind of node that `rank` is on, with `processes_per_node` ranks per node."""
         node_of, _ = self.place(num_ranks=rank + 1, ranks_per_node=processes_per_node)
-        return self.kind_of(int(node_of[rank])).device
+        return self.kind_of(int(node_of[rank]))
 
     def place(self, *, num_ranks: int | None = None, ranks_per_node: int | None = None) -> tuple[Ints, Ints]:
         """Return the node of every rank, and its GPU there.

@@ -24,7 +24,8 @@ class Work:
 
     `flops` are operations of matrix products in `dtype` (that of the first input if empty); `products` lists the
     products (batch, m, n, k) instead, for a kernel whose time depends on how they fill tiles. Bytes that are not given
-    are those of the recorded tensors: inputs are read and outputs written once.
+    are those of the recorded tensors: inputs are read and outputs written once. `grid` are the blocks that the kernel
+    is launched with, where they are known.
     """
 
     family: WorkFamily = "elementwise"
@@ -35,6 +36,7 @@ class Work:
     bytes_written: int | None = None
     num_kernels: int = 1
     launch: Launch = "eager"
+    grid: tuple[int, ...] = ()
     basis: Literal["fitted", "nominal"] = "nominal"
 
     def __post_init__(self) -> None:
@@ -47,7 +49,7 @@ class Work:
     def from_dict(cls, data: Mapping[str, Any]) -> "Work":
         """Read what `to_dict` returns."""
         products = tuple((batch, m, n, k) for batch, m, n, k in data.get("products", ()))
-        return cls(**{**data, "products": products})
+        return cls(**{**data, "products": products, "grid": tuple(data.get("grid", ()))})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, for JSON."""

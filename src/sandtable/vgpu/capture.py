@@ -25,6 +25,7 @@ from sandtable.vgpu.failures import library_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.key_value_store import offer_store
+from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.ordering import in_order
 from sandtable.vgpu.packages import Package, Watcher, follow_packages
 from sandtable.vgpu.process_groups import GroupAnnouncer
@@ -238,6 +239,7 @@ def _set_up_cards(core: ModuleType, settings: RankSettings) -> None:
     device = settings.device
     core.configure(settings.num_gpus, device.memory_bytes, CONTEXT_BYTES, device.major)
     cuda_device.describe(device, count=settings.num_gpus)
+    offer_nvidia_smi(settings)
 
 
 def _columns(raw: dict[str, Any], types: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:

@@ -26,7 +26,8 @@ __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 class RankSettings:
     """One rank as its launcher would start it, and where its capture stops.
 
-    `group_rank` is the number of its node, and `num_gpus` how many of that node's GPUs it sees.
+    `group_rank` is the number of its node, and `num_gpus` how many of that node's GPUs it sees. `has_nvlink`: whether
+    they are joined by NVLink.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class RankSettings:
     max_operators: int
     device: Device
     num_gpus: int
+    has_nvlink: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,7 @@ class Job:
             return marker_of(source.read())
 
     def rank_settings(self, rank: int) -> RankSettings:
+        kind = self.cluster.node_kind_of(rank, processes_per_node=self.nproc_per_node)
         return RankSettings(
             rank=rank,
             local_rank=rank % self.nproc_per_node,
@@ -175,8 +178,9 @@ class Job:
             num_steps=self.num_steps,
             step_marker=self._marker,
             max_operators=self.max_operators,
-            device=self.cluster.device_of(rank, processes_per_node=self.nproc_per_node),
+            device=kind.device,
             num_gpus=self._num_visible_gpus(rank),
+            has_nvlink=kind.scale_up.kind.startswith("nv"),
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

@@ -13,20 +13,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from sandtable.vgpu.packages import deepspeed
+from sandtable.vgpu.packages import deepspeed, nvrtc, pynvml, triton
 from sandtable.vgpu.packages.package import Fill, Package
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["follow_packages"]
 
-_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package,)
+_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package, nvrtc.package, pynvml.package, triton.package)
 """One file per package; a function each, because what is changed may report to the watcher."""
 
 
 def follow_packages(watcher: Watcher, *more: Package) -> None:
-    """Adapt or make modules that this process imports from now on; `more` are packages besides those with a file here."""
-    packages = (*(package(watcher) for package in _PACKAGES), *more)
-    sys.meta_path.insert(0, _Finder(packages, watcher))
+    """Adapt or make modules that this process imports from now on; `more` are packages without a file here."""
+    finder = _Finder((*(package(watcher) for package in _PACKAGES), *more), watcher)
+    sys.meta_path.insert(0, finder)
+    finder.adapt_imported()
 
 
 class _Finder(MetaPathFinder):
@@ -41,6 +42,12 @@ class _Finder(MetaPathFinder):
             self._adaptations.update(package.adaptations)
             self._compiled.update(package.compiled)
             self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
+
+    def adapt_imported(self) -> None:
+        """Adapt the modules that were imported before, as torch imports some."""
+        for name, adapt in self._adaptations.items():
+            if name in sys.modules:
+                adapt(sys.modules[name])
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,0 +1,150 @@
+"""Triton: launches are recorded and nothing is compiled, with the installed package or, where there is none, ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.vgpu.virtual import on_gpu, rehearse
+
+from sandtable.trace import Signature, Trace, Work
+
+
+def _launches(trace: Trace) -> list[Signature]:
+    return [op.signature for op in trace.rank(0).operators() if op.signature.op.startswith("triton::")]
+
+
+def _elements(specs) -> list[int]:
+    return [spec.num_elements for spec in specs]
+
+
+def _launch() -> None:
+    import triton
+    from tests.vgpu import triton_kernels as kernels
+
+    x, y, out = (torch.zeros(1000, device="cuda") for _ in range(3))
+    kernels.add[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]), 2)](x, y, out, 1000, BLOCK=256)
+    kernels.add[(0,)](x, y, out, 1000, BLOCK=256)
+    kernels.add[(3,)](x, x, x, 1000, BLOCK=256)
+    kernels.add_op(x, y)
+
+
+def test_a_launch_is_recorded_with_its_grid_and_the_tensors_that_it_reads_and_writes():
+    two_dim, in_place, of_op = _launches(rehearse(_launch).trace)
+    assert two_dim.op == "triton::add"
+    assert two_dim.work == Work(grid=(4, 2))
+    assert _elements(two_dim.inputs) == [1000, 1000]
+    assert _elements(two_dim.outputs) == [1000]
+    assert _elements(in_place.inputs) == _elements(in_place.outputs) == [1000]
+    assert of_op.work == Work(grid=(4,))
+
+
+def _gather() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    index, table = torch.zeros(10, dtype=torch.int32, device="cuda"), torch.zeros(5000, device="cuda")
+    kernels.gather[(10,)](index, table, torch.zeros(640, device="cuda"), torch.zeros(1, device="cuda"), BLOCK=64)
+
+
+def test_what_was_loaded_is_no_pointer_and_what_is_added_to_is_read_and_written():
+    (gather,) = _launches(rehearse(_gather).trace)
+    assert _elements(gather.inputs) == [10, 5000, 1]
+    assert _elements(gather.outputs) == [640, 1]
+
+
+def _tune() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    a = torch.zeros(96, 96, device="cuda")
+    kernels.product[lambda meta: (meta["n"] // meta["BLOCK"] + meta["EVEN"],)](a, a.clone(), a.clone(), 96)
+    assert kernels.product.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_autotuning_takes_the_first_configuration_that_pruning_leaves_and_heuristics_are_evaluated():
+    rehearsal = rehearse(_tune)
+    (product,) = _launches(rehearsal.trace)
+    assert product.work is not None
+    assert product.work.grid == (1,)
+    (note,) = rehearsal.notes("undescribed product")
+    assert "tests.vgpu.triton_kernels.product computes matrix products" in note.text
+
+
+def _describe() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    from sandtable.vgpu.packages.kernels import describe_kernel
+
+    describe_kernel(
+        "tests.vgpu.triton_kernels.product",
+        lambda n, **_: Work(family="gemm", products=((1, n, n, n),)),
+    )
+    a = torch.zeros(96, 96, device="cuda")
+    kernels.product[(1,)](a, a.clone(), a.clone(), 96)
+
+
+def test_a_described_kernel_does_the_described_work():
+    rehearsal = rehearse(_describe)
+    (product,) = _launches(rehearsal.trace)
+    assert product.work == Work(family="gemm", products=((1, 96, 96, 96),), grid=(1,))
+    assert not rehearsal.notes("undescribed product")
+
+
+@on_gpu()
+def test_values_that_a_launch_writes_are_unknown_and_those_it_reads_are_not():
+    from tests.vgpu import triton_kernels as kernels
+
+    from sandtable.vgpu.preload import loaded_core
+
+    x, y, out = (torch.zeros(8, device="cuda") for _ in range(3))
+    kernels.add[(1,)](x, y, out, 8, BLOCK=8)
+    assert [loaded_core().has_exact_value(tensor) for tensor in (x, y, out)] == [True, True, False]
+
+
+@on_gpu()
+def test_a_tensor_on_the_host_is_refused_as_by_triton():
+    from tests.vgpu import triton_kernels as kernels
+
+    x = torch.zeros(8, device="cuda")
+    with pytest.raises(ValueError, match=r"argument y_ptr of the Triton kernel .* must be on the card"):
+        kernels.add[(1,)](x, torch.zeros(8), x, 8, BLOCK=8)
+
+
+def _copy_by_descriptor() -> None:
+    from tests.vgpu import triton_kernels as kernels
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    source, target = (torch.zeros(64, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    views = [TensorDescriptor.from_tensor(tensor, [32, 32]) for tensor in (source, target)]
+    compiled = kernels.copy_blocks.warmup(*views, BLOCK=32, grid=(1,))
+    compiled[(6, 1, 1)](*views)
+
+
+def test_descriptors_are_the_tensors_below_them_and_a_compiled_kernel_can_be_launched():
+    (copied,) = _launches(rehearse(_copy_by_descriptor).trace)
+    assert _elements(copied.inputs) == _elements(copied.outputs) == [64 * 128]
+    assert copied.work == Work(grid=(6, 1, 1))
+
+
+@on_gpu(cluster="dgx-h100")
+def test_the_driver_answers_for_the_rehearsed_card():
+    import triton
+    from torch.utils._triton import has_triton
+
+    driver = triton.runtime.driver.active
+    target = driver.get_current_target()
+    assert (target.backend, target.arch, target.warp_size) == ("cuda", 90, 32)
+    assert driver.utils.get_device_properties(0)["multiprocessor_count"] == 132
+    assert driver.get_active_torch_device() == torch.device("cuda", 0)
+    assert triton.testing.do_bench(lambda: None) > 0
+    assert has_triton()
+
+
+@on_gpu()
+def test_numbers_and_names_that_kernels_are_defined_with():
+    import triton
+    import triton.language as tl
+    from triton.language.extra import libdevice
+
+    assert [triton.cdiv(7, 2), triton.next_power_of_2(5), triton.next_power_of_2(8)] == [4, 8, 8]
+    assert {torch.float32: tl.float32}[torch.float32] is tl.float32
+    assert libdevice.tanh is not None
+    assert (tl.constexpr(3) + 4).value == 7
