@@ -13,13 +13,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from sandtable.vgpu.packages import deepspeed
+from sandtable.vgpu.packages import deepspeed, transformer_engine
 from sandtable.vgpu.packages.package import Fill, Package
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["follow_packages"]
 
-_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package,)
+_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package, transformer_engine.package)
 """One file per package; a function each, because what is changed may report to the watcher."""
 
 
