@@ -252,10 +252,10 @@ def _watched_engine(counter: StepCounter) -> Any:
     from torch._C import _ImperativeEngine
 
     class WatchedEngine(_ImperativeEngine):
-        def run_backward(self, roots: Any, *args: Any, **options: Any) -> Any:
-            counter.begin_backward(roots)
+        def run_backward(self, tensors: Any, *args: Any, **options: Any) -> Any:
+            counter.begin_backward(tensors)
             try:
-                return super().run_backward(roots, *args, **options)
+                return super().run_backward(tensors, *args, **options)
             finally:
                 counter.end_backward()
 

@@ -41,7 +41,7 @@ __all__ = [
 
 _LIBRARY: Any = torch.library.Library("transformer_engine", "FRAGMENT")  # type: ignore[no-untyped-call]
 _OPERANDS = "Tensor query, Tensor key, Tensor value, int max_q, int max_k, float dropout_p, bool is_causal"
-_LIBRARY.define(f"cudnn_attention_forward({_OPERANDS}, Tensor(a!) out, Tensor(b!) logsumexp) -> ()")
+_LIBRARY.define(f"cudnn_attention_forward({_OPERANDS}, Tensor(a!) logsumexp, Tensor(b!) out) -> ()")
 _LIBRARY.define(
     f"cudnn_attention_backward(Tensor grad, {_OPERANDS}, Tensor out, Tensor logsumexp, "
     "Tensor(a!) grad_query, Tensor(b!) grad_key, Tensor(c!) grad_value) -> ()"
@@ -92,7 +92,7 @@ def fused_attn_fwd(
     causal, key, value = _masked(attn_mask_type, window_size, key, value)
     lengths = max_seqlen_q, max_seqlen_kv
     torch.ops.transformer_engine.cudnn_attention_forward(
-        query, key, value, *lengths, dropout, causal, _batch_first(out, o_format), sums
+        query, key, value, *lengths, dropout, causal, sums, _batch_first(out, o_format)
     )
     saved = [sums, torch.empty(2, dtype=torch.int64, device="cuda")]
     saved += [tensor for tensor in (attn_bias, softmax_offset) if tensor is not None]
