@@ -236,6 +236,8 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
     **dict.fromkeys((f"{name}_backward" for name in _FUSED_ATTENTION), _attention_backward),
     **dict.fromkeys(("aten::_flash_attention_forward", "aten::_efficient_attention_forward"), _flash),
     **dict.fromkeys(("aten::_flash_attention_backward", "aten::_efficient_attention_backward"), _flash_backward),
+    "transformer_engine::cudnn_attention_forward": _flash,
+    "transformer_engine::cudnn_attention_backward": _flash_backward,
     "aten::_cudnn_rnn": _rnn,
     "aten::_cudnn_rnn_backward": _rnn_backward,
 }

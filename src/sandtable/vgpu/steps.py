@@ -260,12 +260,12 @@ def _watched_engine(counter: StepCounter) -> Any:
     from torch._C import _ImperativeEngine
 
     class WatchedEngine(_ImperativeEngine):
-        def run_backward(self, roots: Any, *args: Any, **options: Any) -> Any:
+        def run_backward(self, tensors: Any, *args: Any, **options: Any) -> Any:
             if counter.is_compiling:  # the compiler traces a backward pass
-                return super().run_backward(roots, *args, **options)
-            counter.begin_backward(roots)
+                return super().run_backward(tensors, *args, **options)
+            counter.begin_backward(tensors)
             try:
-                return super().run_backward(roots, *args, **options)
+                return super().run_backward(tensors, *args, **options)
             finally:
                 counter.end_backward()
 

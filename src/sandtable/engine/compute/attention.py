@@ -45,7 +45,7 @@ class Attention(Family):
         "_scaled_dot_product_attention_math _flash_attention_forward _flash_attention_backward "
         "_efficient_attention_forward _efficient_attention_backward "
         "_cudnn_attention_forward _cudnn_attention_backward"
-    )
+    ) | {"transformer_engine::cudnn_attention_forward", "transformer_engine::cudnn_attention_backward"}
 
     def work_ns(self, signature: Signature) -> float:
         products_ns = self._products_ns(signature)

@@ -13,13 +13,19 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from sandtable.vgpu.packages import deepspeed, nvrtc, pynvml, triton
+from sandtable.vgpu.packages import deepspeed, nvrtc, pynvml, transformer_engine, triton
 from sandtable.vgpu.packages.package import Fill, Package
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["follow_packages"]
 
-_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (deepspeed.package, nvrtc.package, pynvml.package, triton.package)
+_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
+    deepspeed.package,
+    nvrtc.package,
+    pynvml.package,
+    transformer_engine.package,
+    triton.package,
+)
 """One file per package; a function each, because what is changed may report to the watcher."""
 
 

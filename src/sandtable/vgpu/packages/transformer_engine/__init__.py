@@ -1,0 +1,88 @@
+"""Transformer Engine: NVIDIA's layers for FP8, with kernels of their own for products, norms, attention and casts.
+
+If its Python is installed (`pip install --no-deps transformer_engine` suffices), it runs, and only the compiled module
+`transformer_engine_torch` is ours: each function allocates what the kernel returns and records one launch per kernel.
+
+    products.py       matrix products, in FP8 and with bias, GELU and accumulation fused; grouped products
+    quantization.py   casts to FP8 by all recipes, with transposes, and what scales need
+    layers.py         norms, activations, softmax, rotary embedding, dropout
+    attention.py      fused attention and the re-ordering that context parallelism does
+    experts.py        permutation, padding and routing for mixtures of experts
+    optimizers.py     updates of many tensors
+    overlap.py        userbuffers: communication beside the product that it feeds
+    enumerations.py   numbers that Python and kernels agree on
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.machinery import PathFinder
+from types import ModuleType
+
+from sandtable.vgpu.packages.package import Package
+from sandtable.vgpu.packages.watcher import Watcher
+
+__all__ = ["package"]
+
+_BUILDING = "NVTE_PROJECT_BUILDING"
+"""The package's setup sets this variable, because while it is built there is nothing to load."""
+
+
+def package(watcher: Watcher) -> Package:
+    """Return what is changed in which module."""
+    return Package(
+        name="transformer_engine",
+        adaptations={"transformer_engine.pytorch.cpp_extensions.fused_attn": _fuse_attention},
+        compiled={"transformer_engine.common": _load_common, "transformer_engine_torch": _fill_compiled},
+    )
+
+
+def _load_common(module: ModuleType) -> None:
+    """Run the module's own code but for what loads CUDA's libraries and the kernels."""
+    spec = PathFinder.find_spec(module.__name__, sys.modules["transformer_engine"].__path__)
+    assert spec is not None and spec.loader is not None and spec.submodule_search_locations is not None
+    module.__path__ = list(spec.submodule_search_locations)
+    module.__file__ = spec.origin
+    before = os.environ.get(_BUILDING)
+    os.environ[_BUILDING] = "1"
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        if before is None:
+            del os.environ[_BUILDING]
+    module.load_framework_extension = lambda framework: importlib.import_module(f"transformer_engine_{framework}")  # type: ignore[attr-defined]
+
+
+def _fuse_attention(module: ModuleType) -> None:
+    """Replace the two functions above the compiled ones: they have names for their many arguments."""
+    from sandtable.vgpu.packages.transformer_engine import attention
+
+    module.fused_attn_fwd = attention.fused_attn_fwd  # type: ignore[attr-defined]
+    module.fused_attn_bwd = attention.fused_attn_bwd  # type: ignore[attr-defined]
+
+
+def _fill_compiled(module: ModuleType) -> None:
+    from sandtable.vgpu.packages.transformer_engine import (
+        attention,
+        enumerations,
+        experts,
+        layers,
+        optimizers,
+        overlap,
+        products,
+        quantization,
+    )
+
+    for part in (enumerations, quantization, products, layers, attention, experts, optimizers, overlap):
+        for name in part.__all__:
+            setattr(module, name, getattr(part, name))
+    module.__getattr__ = _refuse  # type: ignore[method-assign, assignment]
+
+
+def _refuse(name: str) -> None:
+    raise AttributeError(
+        f"transformer_engine_torch.{name} must have a replacement to run on a virtual GPU, but there is none; leave out "
+        "the option that uses it"
+    )
