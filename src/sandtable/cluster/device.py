@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 __all__ = [
     "AttentionEfficiency",
+    "AttentionKernel",
+    "AttentionPass",
     "ConvolutionEfficiency",
     "Device",
     "Efficiency",
@@ -35,29 +37,55 @@ class GemmEfficiency(Origin):
 
     `matrix_share` is of the matrix units (tensor cores), `vector_share` of the ordinary lanes. `tile_ns` is what
     filling and draining the pipeline costs per tile. `misaligned_share` is what remains of the speed where rows do not
-    start at multiples of 16 bytes.
+    start at multiples of 16 bytes. `small_tile_loss` is how much of Ampere's loss with small tiles there is (0: none).
+    `burst_gain` is how much faster the matrix units run in a benchmark of some milliseconds than in a long run.
     """
 
     matrix_share: float
     vector_share: float
     tile_ns: float
     misaligned_share: float
+    small_tile_loss: float
+    burst_gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPass:
+    """One pass of one kernel of attention: `share` of the matrix units' peak, for many keys and heads of 128.
+
+    Each query costs as much as `ramp_keys` keys more, and each key as much as `head_ramp` dimensions more: what starts
+    a block, and what the softmax needs. `wide_head_share` is what remains of the speed with heads beyond 192,
+    `float8_share` with float8 relative to its higher peak, `deterministic_share` with sums in a fixed order.
+    """
+
+    share: float
+    ramp_keys: float
+    head_ramp: float
+    wide_head_share: float
+    float8_share: float
+    deterministic_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """Both passes of one kernel."""
+
+    forward: AttentionPass
+    backward: AttentionPass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionEfficiency(Origin):
-    """Fused attention: shares of the matrix units' peak by kernel, for long sequences and heads of 128.
+    """Fused attention by kernel: FlashAttention 2 and 3, cuDNN's, and the memory-efficient one of xformers.
 
-    `ramp_keys` is the number of keys at which half of that is reached.
+    `burst_gain` is as in `GemmEfficiency`.
     """
 
-    flash_forward_share: float
-    flash_backward_share: float
-    efficient_forward_share: float
-    efficient_backward_share: float
-    cudnn_forward_share: float
-    cudnn_backward_share: float
-    ramp_keys: float
+    flash: AttentionKernel
+    flash3: AttentionKernel
+    efficient: AttentionKernel
+    cudnn: AttentionKernel
+    burst_gain: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from pydantic import Field
 from sandtable.toml_tables import Count, Rate, Share, Speed, Text, TomlTable
 
 __all__ = [
+    "AttentionKernelTable",
+    "AttentionPassTable",
     "AttentionTable",
     "ConvolutionTable",
     "DeviceFile",
@@ -43,18 +45,36 @@ class GemmTable(SourcedTable):
     vector_share: Share = Field(description="the share of the ordinary lanes' peak that the best kernel reaches")
     tile_us: Rate = Field(description="microseconds to fill and drain the pipeline of one tile, such as 1.0")
     misaligned_share: Share = Field(description="the remaining speed where rows are not aligned to 16 bytes")
+    small_tile_loss: Rate = Field(default=1.0, description="how much of Ampere's loss with small tiles there is")
+    burst_gain: Gain = Field(default=1.0, description="the gain of a benchmark of some milliseconds over a long run")
+
+
+class AttentionPassTable(TomlTable):
+    """One pass of one kernel."""
+
+    share: Share = Field(description="the share of the peak that it reaches with many keys and heads of 128")
+    ramp_keys: Rate = Field(description="the keys that starting and ending a block costs, such as 300")
+    head_ramp: Rate = Field(default=16.0, description="the dimensions that the softmax of a key costs, such as 16")
+    wide_head_share: Share = Field(default=0.9, description="the remaining speed with heads beyond 192")
+    float8_share: Share = Field(default=0.75, description="the remaining share of the peak with float8")
+    deterministic_share: Share = Field(default=0.6, description="the remaining speed with sums in a fixed order")
+
+
+class AttentionKernelTable(TomlTable):
+    """Both passes of one kernel."""
+
+    forward: AttentionPassTable = Field(description="the forward pass: share, ramp_keys, ...")
+    backward: AttentionPassTable = Field(description="the backward pass: share, ramp_keys, ...")
 
 
 class AttentionTable(SourcedTable):
     """[attention]"""
 
-    flash_forward_share: Share = Field(description="the share of the peak that flash attention reaches forward")
-    flash_backward_share: Share = Field(description="the share of the peak that flash attention reaches backward")
-    efficient_forward_share: Share = Field(description="the same for memory-efficient attention forward")
-    efficient_backward_share: Share = Field(description="the same for memory-efficient attention backward")
-    cudnn_forward_share: Share = Field(description="the same for cuDNN's attention forward")
-    cudnn_backward_share: Share = Field(description="the same for cuDNN's attention backward")
-    ramp_keys: Rate = Field(description="the number of keys at which half of the share is reached, such as 300")
+    flash: AttentionKernelTable = Field(description="FlashAttention-2, forward and backward")
+    flash3: AttentionKernelTable | None = Field(default=None, description="FlashAttention-3; as flash if left out")
+    efficient: AttentionKernelTable = Field(description="memory-efficient attention (xformers), forward and backward")
+    cudnn: AttentionKernelTable = Field(description="cuDNN's attention, forward and backward")
+    burst_gain: Gain = Field(default=1.0, description="the gain of a benchmark of some milliseconds over a long run")
 
 
 class ConvolutionTable(SourcedTable):

@@ -8,13 +8,21 @@ from typing import Any
 
 from sandtable.cluster.device import (
     AttentionEfficiency,
+    AttentionKernel,
+    AttentionPass,
     ConvolutionEfficiency,
     Efficiency,
     GemmEfficiency,
     HostEfficiency,
     StreamingEfficiency,
 )
-from sandtable.cluster.device_schema import DeviceFile, GenerationFile, SourcedTable
+from sandtable.cluster.device_schema import (
+    AttentionKernelTable,
+    AttentionTable,
+    DeviceFile,
+    GenerationFile,
+    SourcedTable,
+)
 from sandtable.errors import ClusterError
 from sandtable.toml_tables import did_you_mean, load_table
 from sandtable.units import GB, NS_PER_US
@@ -29,7 +37,7 @@ def efficiency_of(file: DeviceFile) -> Efficiency:
     return Efficiency(
         generation=generation,
         gemm=GemmEfficiency(**_numbers(file.gemm or shared.gemm)),
-        attention=AttentionEfficiency(**_numbers(file.attention or shared.attention)),
+        attention=_attention(file.attention or shared.attention),
         convolution=ConvolutionEfficiency(**_numbers(file.convolution or shared.convolution)),
         streaming=StreamingEfficiency(**_numbers(file.streaming or shared.streaming)),
         host=HostEfficiency(**_numbers(file.host or shared.host)),
@@ -56,6 +64,24 @@ def _load(name: str) -> GenerationFile:
         )
     file = _directory() / f"{name}.toml"
     return load_table(file, GenerationFile, error=ClusterError)
+
+
+def _attention(table: AttentionTable) -> AttentionEfficiency:
+    return AttentionEfficiency(
+        flash=_kernel(table.flash),
+        flash3=_kernel(table.flash3 or table.flash),
+        efficient=_kernel(table.efficient),
+        cudnn=_kernel(table.cudnn),
+        burst_gain=table.burst_gain,
+        source=table.source,
+        status=table.status,
+    )
+
+
+def _kernel(table: AttentionKernelTable) -> AttentionKernel:
+    return AttentionKernel(
+        forward=AttentionPass(**table.forward.model_dump()), backward=AttentionPass(**table.backward.model_dump())
+    )
 
 
 def _numbers(table: SourcedTable) -> dict[str, Any]:

@@ -152,11 +152,23 @@ def _heads_first(shape: Shape) -> Shape:
 
 
 def _padded(signature: Signature, key: Shape) -> Shape:
-    """Count packed sequences: each query token meets at most `max_k` keys (the real number depends on values)."""
+    """Count packed sequences, of which the record holds the number, the tokens and the longest (`max_k`), no more.
+
+    A query meets the mean length and a third of the way to the longest: exact where all are equal, and where lengths
+    spread evenly from 0 to the longest (the mean is half of it, and a token's sequence two thirds of it on average).
+    """
     if len(key) == 4:
         return key
     lengths = [item for item in signature.arguments if isinstance(item, int) and not isinstance(item, bool)]
-    return (*key[:-2], min(lengths[1], key[-2]) if len(lengths) > 1 else key[-2], key[-1])
+    longest = min(lengths[1], key[-2]) if len(lengths) > 1 else key[-2]
+    offsets = next((spec for spec in signature.inputs[3:] if _are_offsets(spec)), None)
+    mean = min(longest, key[-2] / max(1, offsets.num_elements - 1)) if offsets else longest
+    return (*key[:-2], round(mean + (longest - mean) / 3), key[-1])
+
+
+def _are_offsets(spec: TensorSpec) -> bool:
+    """Return whether it is where packed sequences start: one more than there are sequences."""
+    return spec.dtype in ("int32", "int64") and len(spec.shape) == 1 and spec.num_elements > 1
 
 
 def _rnn(signature: Signature) -> int:
@@ -194,6 +206,32 @@ _FUSED_ATTENTION = tuple(
         "flash_attention_for_cpu",
     )
 )
+
+_LOW_LEVEL_ATTENTION = (
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+    "aten::_cudnn_attention_forward",
+    "flash_attn::_flash_attn_forward",
+    "flash_attn::_flash_attn_varlen_forward",
+    "flash_attn_3::fwd",
+    "xformers_flash::flash_fwd",
+    "xformers_flash3::flash_fwd",
+    "transformer_engine::fused_attn_fwd",
+)
+"""Query, key and value come first, as (batch, sequence, heads, dim) or packed (tokens, heads, dim)."""
+
+_LOW_LEVEL_ATTENTION_BACKWARD = (
+    "aten::_flash_attention_backward",
+    "aten::_efficient_attention_backward",
+    "aten::_cudnn_attention_backward",
+    "flash_attn::_flash_attn_backward",
+    "flash_attn::_flash_attn_varlen_backward",
+    "flash_attn_3::bwd",
+    "xformers_flash::flash_bwd",
+    "xformers_flash3::flash_bwd",
+    "transformer_engine::fused_attn_bwd",
+)
+"""The gradient of the output comes before them."""
 
 _PLAIN_CONVOLUTIONS = (
     "aten::cudnn_convolution",
@@ -234,10 +272,8 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
     **dict.fromkeys(_FUSED_ATTENTION, _attention),
     "aten::_scaled_dot_product_attention_math": _attention,
     **dict.fromkeys((f"{name}_backward" for name in _FUSED_ATTENTION), _attention_backward),
-    **dict.fromkeys(("aten::_flash_attention_forward", "aten::_efficient_attention_forward"), _flash),
-    **dict.fromkeys(("aten::_flash_attention_backward", "aten::_efficient_attention_backward"), _flash_backward),
-    "transformer_engine::cudnn_attention_forward": _flash,
-    "transformer_engine::cudnn_attention_backward": _flash_backward,
+    **dict.fromkeys(_LOW_LEVEL_ATTENTION, _flash),
+    **dict.fromkeys(_LOW_LEVEL_ATTENTION_BACKWARD, _flash_backward),
     "aten::_cudnn_rnn": _rnn,
     "aten::_cudnn_rnn_backward": _rnn_backward,
 }

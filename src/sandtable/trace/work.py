@@ -24,8 +24,9 @@ class Work:
 
     `flops` are operations of matrix products in `dtype` (that of the first input if empty); `products` lists the
     products (batch, m, n, k) instead, for a kernel whose time depends on how they fill tiles. Bytes that are not given
-    are those of the recorded tensors: inputs are read and outputs written once. `grid` are the blocks that the kernel
-    is launched with, where they are known.
+    are those of the recorded tensors: inputs are read and outputs written once. `rows` and `row_ns` describe a kernel
+    that keeps one program per multiprocessor, each of which takes its share of the rows one after the other. `grid` are
+    the blocks that the kernel is launched with, where they are known.
     """
 
     family: WorkFamily = "elementwise"
@@ -35,12 +36,14 @@ class Work:
     bytes_read: int | None = None
     bytes_written: int | None = None
     num_kernels: int = 1
+    rows: int = 0
+    row_ns: float = 0.0
     launch: Launch = "eager"
     grid: tuple[int, ...] = ()
     basis: Literal["fitted", "nominal"] = "nominal"
 
     def __post_init__(self) -> None:
-        for name in ("flops", "bytes_read", "bytes_written", "num_kernels"):
+        for name in ("flops", "bytes_read", "bytes_written", "num_kernels", "rows", "row_ns"):
             number = getattr(self, name)
             if number is not None and number < 0:
                 raise ValueError(f"{name} of a kernel must not be negative, but got {number}")

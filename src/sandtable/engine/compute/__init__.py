@@ -8,8 +8,8 @@ One file per family of operators; `streaming.py` is for those limited by memory,
 `tiles.py`, and `measured.py` holds times that take precedence over all formulas.
 """
 
-from sandtable.engine.compute.family import Basis, Cost
+from sandtable.engine.compute.family import Basis, Conditions, Cost
 from sandtable.engine.compute.measured import MeasuredRow, MeasuredTable
 from sandtable.engine.compute.model import CostModel
 
-__all__ = ["Basis", "Cost", "CostModel", "MeasuredRow", "MeasuredTable"]
+__all__ = ["Basis", "Conditions", "Cost", "CostModel", "MeasuredRow", "MeasuredTable"]

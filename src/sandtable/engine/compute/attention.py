@@ -1,51 +1,86 @@
 """Fused attention: softmax(Q·Kᵀ)·V in one kernel that never writes the scores.
 
 The arithmetic is that of `trace.flops`, which counts a causal mask's whole square: kernels skip the blocks above the
-diagonal, so of n blocks a side they do (n + 1) / 2n. The share of the peak depends on the kernel (flash,
+diagonal, so of n blocks a side they do (n + 1) / 2n. The share of the peak depends on the kernel (FlashAttention 2 or 3,
 memory-efficient, cuDNN), on the pass, on how many keys a query meets (a block of queries starts and ends with work that
-does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head.
+does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head: the exponential of a score takes
+as long as `head_ramp` dimensions of it. Heads are padded to the next size that the kernel has.
 
-    time = waves · num_sms · block · (keys + ramp_keys) · FLOPs of a query with a key / (peak · share)
+    time = turns · num_sms · block · (keys + ramp_keys) · FLOPs of a query with a key / (peak · share)
 
-Dao 2023 (FlashAttention-2) shows these curves for A100 and H100.
+Blocks of equal length are dealt to the multiprocessors in whole turns. Those of a causal mask differ, the longest come
+first, and the short ones fill the gaps: half a turn is lost at the end.
+
+Dao 2023 (FlashAttention-2) and Shah et al. 2024 (FlashAttention-3) show these curves for A100 and H100; `bench/kernels.py`
+compares them, and tables of cuDNN, with this formula.
 """
 
+from bisect import bisect_left
+from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from typing import ClassVar, cast
 
+from sandtable.cluster.device import AttentionPass
 from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import best_rate
 from sandtable.trace.flops import flops
 from sandtable.trace.signature import Signature, TensorSpec
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "kernel_of", "pass_of"]
 
 _BLOCK = 128
+_TALL_BLOCK = 192
+_TALL_BLOCK_HEAD = 96
+"""FlashAttention-3 takes more queries at a time when heads are small."""
+
 _SMALLEST_BLOCK = 16
 _FULL_HEAD = 128
-_HEAD_RAMP = 16
+_WIDE_HEAD = 192
 _FLOAT32_SHARE = 0.5
 """Of the ordinary lanes' peak: float32 has only the memory-efficient kernel."""
 
-_KERNELS = ("flash", "efficient", "cudnn")
+_PAGED_SHARE = 0.88
+"""What remains of the speed when keys are found by a table of pages instead of one after the other."""
+
+_HEADS = {
+    "flash": (32, 64, 96, 128, 192, 256),
+    "flash3": (64, 96, 128, 192, 256),
+    "cudnn": (64, 128, 192, 256),
+    "efficient": (32, 64, 128, 256),
+}
+"""Sizes of heads that the kernels are compiled for."""
+
 _MASK_TYPE_AT = {"aten::_efficient_attention_forward": 9, "aten::_efficient_attention_backward": 14}
+_PACKAGES = ("flash_attn::", "flash_attn_3::", "xformers_flash::", "xformers_flash3::", "transformer_engine::")
+"""Libraries whose operators have the mask as their first boolean, and sums in a fixed order as the second backward."""
 
 
 class Attention(Family):
     """Attention in one kernel; attention made of products and a softmax is costed as those."""
 
     name = "attention"
-    operators: ClassVar[frozenset[str]] = names(
-        "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
-        "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
-        "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward "
-        "_scaled_dot_product_fused_attention_overrideable _scaled_dot_product_fused_attention_overrideable_backward "
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward "
-        "_scaled_dot_product_attention_math _flash_attention_forward _flash_attention_backward "
-        "_efficient_attention_forward _efficient_attention_backward "
-        "_cudnn_attention_forward _cudnn_attention_backward"
-    ) | {"transformer_engine::cudnn_attention_forward", "transformer_engine::cudnn_attention_backward"}
+    operators: ClassVar[frozenset[str]] = (
+        names(
+            "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
+            "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
+            "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward "
+            "_scaled_dot_product_fused_attention_overrideable "
+            "_scaled_dot_product_fused_attention_overrideable_backward "
+            "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward "
+            "_scaled_dot_product_attention_math _flash_attention_forward _flash_attention_backward "
+            "_efficient_attention_forward _efficient_attention_backward "
+            "_cudnn_attention_forward _cudnn_attention_backward"
+        )
+        | names(
+            "_flash_attn_forward _flash_attn_backward _flash_attn_varlen_forward _flash_attn_varlen_backward",
+            library="flash_attn",
+        )
+        | names("fwd bwd", library="flash_attn_3")
+        | names("flash_fwd flash_bwd", library="xformers_flash")
+        | names("flash_fwd flash_bwd", library="xformers_flash3")
+        | names("fused_attn_fwd fused_attn_bwd", library="transformer_engine")
+    )
 
     def work_ns(self, signature: Signature) -> float:
         products_ns = self._products_ns(signature)
@@ -53,42 +88,93 @@ class Attention(Family):
         return self.streaming.kernel_ns * (2 if is_backward(signature) else 1) + slower_of(products_ns, bytes_ns)
 
     def _products_ns(self, signature: Signature) -> float:
-        """Return the time of the blocks of queries, each with its keys and `ramp_keys` more, dealt out in waves."""
-        num_rows, num_queries, head_dim = _queries(signature)
-        total = flops(signature)
-        if not total:
+        """Return the time of the blocks of queries, each with its keys and `ramp_keys` more, dealt out in turns."""
+        shape = _Shape.of(signature)
+        if not shape.keys:
             return 0.0
-        flops_per_pair = 2 * head_dim * (5 if is_backward(signature) else 2)
-        key_blocks = ceil(total / (num_rows * num_queries * flops_per_pair) / _BLOCK)
-        keys = _BLOCK * ((key_blocks + 1) / 2 if is_causal(signature) else key_blocks)
-        block = min(_BLOCK, max(_SMALLEST_BLOCK, 1 << (num_queries - 1).bit_length()))
-        waves = ceil(num_rows * ceil(num_queries / block) / self.device.num_sms)
-        pairs = waves * self.device.num_sms * block * (keys + self.device.efficiency.attention.ramp_keys)
-        head_share = 1.0 if kernel_of(signature) == "efficient" else _head_share(head_dim)
-        return pairs * flops_per_pair * 1e9 / (self._rate(signature) * head_share)
+        block = _queries_per_block(signature, shape)
+        full = _BLOCK * ceil(shape.keys / _BLOCK)
+        visited = (full + min(block, full)) / 2 if is_causal(signature) else float(full)
+        if shape.window:
+            visited = min(visited, shape.window + block)
+        turns = shape.num_rows * ceil(shape.num_queries / block) / self.device.num_sms
+        turns = max(1.0, turns + 0.5) if visited < full else ceil(turns)
+        table = pass_of(self.device.efficiency.attention, signature.name)
+        pairs = turns * self.device.num_sms * block * (visited + table.ramp_keys)
+        return pairs * shape.padded_flops * 1e9 / (self._rate(signature, table) * _head_share(shape.padded_dim, table))
 
     def basis(self, signature: Signature) -> Basis:
-        """Return the basis: fits are to the memory-efficient kernel; flash and cuDNN follow published curves."""
-        status = self.device.efficiency.attention.status
-        return "nominal" if status == "fitted" and kernel_of(signature) != "efficient" else cast(Basis, status)
+        """Return the basis of the generation's table."""
+        return cast(Basis, self.device.efficiency.attention.status)
 
-    def _rate(self, signature: Signature) -> float:
+    def _rate(self, signature: Signature, table: AttentionPass) -> float:
         """Return the operations per second for many keys and heads of 128."""
         rate = best_rate(self.device, _query(signature).dtype)
         if not rate.on_matrix_units and self.device.vendor != "cpu":
             return rate.peak * _FLOAT32_SHARE
-        direction = "backward" if is_backward(signature) else "forward"
-        share: float = getattr(self.device.efficiency.attention, f"{kernel_of(signature)}_{direction}_share")
+        share = table.share * (self.device.efficiency.attention.burst_gain if self.conditions.burst else 1.0)
+        if _query(signature).dtype.startswith("float8"):
+            share *= table.float8_share
+        if _is_deterministic(signature):
+            share *= table.deterministic_share
+        if _has_pages(signature):
+            share *= _PAGED_SHARE
         return rate.peak * share
 
 
-def kernel_of(signature: Signature) -> str:
-    """Return which kernel it is: flash, efficient or cudnn."""
-    return next((kernel for kernel in _KERNELS if f"{kernel}_attention" in signature.name), "flash")
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Queries of all heads and sequences, the keys each may meet, and the arithmetic of one pair as it is padded."""
+
+    num_rows: int
+    num_queries: int
+    keys: int
+    window: int
+    padded_flops: int
+    padded_dim: float
+
+    @classmethod
+    def of(cls, signature: Signature) -> "_Shape":
+        """Read the shape of a recorded operator; packed sequences are one row per head."""
+        *batch, first, second, qk_dim = _query(signature).shape
+        heads, num_queries = (first, second) if "scaled_dot_product" in signature.name else (second, first)
+        num_rows = (batch[0] if batch else 1) * heads
+        v_dim = signature.inputs[3 if is_backward(signature) else 2].shape[-1]
+        pair = _pair_flops(signature, qk_dim, v_dim)
+        keys = flops(signature) // max(1, num_rows * num_queries * pair)
+        sizes = _HEADS[kernel_of(signature.name)]
+        qk_padded, v_padded = (_next_size(sizes, dim) for dim in (qk_dim, v_dim))
+        return cls(
+            num_rows=num_rows,
+            num_queries=num_queries,
+            keys=keys,
+            window=_window(signature),
+            padded_flops=_pair_flops(signature, qk_padded, v_padded),
+            padded_dim=(qk_padded + v_padded) / 2,
+        )
+
+
+def kernel_of(name: str) -> str:
+    """Return which kernel an operator is: flash, flash3, efficient or cudnn."""
+    if name.startswith("transformer_engine::") or "cudnn" in name:
+        return "cudnn"
+    if "flash3" in name or "flash_attn_3" in name:
+        return "flash3"
+    return "efficient" if "efficient" in name else "flash"
+
+
+def pass_of(table: object, name: str) -> AttentionPass:
+    """Return the numbers of an operator's kernel and pass."""
+    kernel = getattr(table, kernel_of(name))
+    return cast(AttentionPass, kernel.backward if _names_backward(name) else kernel.forward)
 
 
 def is_backward(signature: Signature) -> bool:
-    return signature.name.endswith("_backward")
+    return _names_backward(signature.name)
+
+
+def _names_backward(name: str) -> bool:
+    return name.endswith(("_backward", "::bwd", "_bwd"))
 
 
 def is_causal(signature: Signature) -> bool:
@@ -99,6 +185,8 @@ def is_causal(signature: Signature) -> bool:
     arguments = signature.arguments
     if signature.name in _MASK_TYPE_AT:
         return arguments[_MASK_TYPE_AT[signature.name] :][:1] in ([1], [2])
+    if signature.name.startswith(_PACKAGES):
+        return any(_flags(signature)[:1])
     for before, argument in pairwise(arguments):
         follows_number = isinstance(before, int | float) and not isinstance(before, bool)
         if isinstance(argument, bool) and (follows_number or isinstance(before, list)):
@@ -106,21 +194,56 @@ def is_causal(signature: Signature) -> bool:
     return False
 
 
-def _queries(signature: Signature) -> tuple[int, int, int]:
-    """Return (batch times heads, queries, head dim); the lower-level kernels have the sequence before the heads."""
-    *batch, first, second, head_dim = _query(signature).shape
-    heads, num_queries = (first, second) if "scaled_dot_product" in signature.name else (second, first)
-    return (batch[0] if batch else 1) * heads, num_queries, head_dim
+def _is_deterministic(signature: Signature) -> bool:
+    return is_backward(signature) and signature.name.startswith(_PACKAGES) and any(_flags(signature)[1:2])
+
+
+def _flags(signature: Signature) -> list[bool]:
+    return [argument for argument in signature.arguments if isinstance(argument, bool)]
+
+
+def _window(signature: Signature) -> int:
+    """Return how many keys to the left a query of these libraries sees at most; 0 if all.
+
+    The two sides of a window are the integers after the mask; -1 stands for no limit.
+    """
+    if not signature.name.startswith(_PACKAGES):
+        return 0
+    arguments = signature.arguments
+    mask_at = next((place for place, argument in enumerate(arguments) if isinstance(argument, bool)), len(arguments))
+    left = arguments[mask_at + 1 : mask_at + 2]
+    return left[0] if left and isinstance(left[0], int) and not isinstance(left[0], bool) and left[0] > 0 else 0
+
+
+def _has_pages(signature: Signature) -> bool:
+    """Return whether a table of pages, an integer matrix, is among the tensors."""
+    return any(spec.dtype == "int32" and len(spec.shape) == 2 for spec in signature.inputs[3:])
 
 
 def _query(signature: Signature) -> TensorSpec:
     return signature.inputs[1 if is_backward(signature) else 0]
 
 
-def _head_share(head_dim: int) -> float:
-    """Return the speed of small heads, which give the matrix units little to do between two exponentials: 0.9 at 64.
+def _pair_flops(signature: Signature, qk_dim: int, v_dim: int) -> int:
+    """Return the operations of a query with a key, as `trace.flops` counts them."""
+    num_with_key, num_with_value = (3, 2) if is_backward(signature) else (1, 1)
+    return 2 * (num_with_key * qk_dim + num_with_value * v_dim)
 
-    The memory-efficient kernels do not keep the matrix units as busy in the first place, and large heads crowd their
-    registers: they are as fast at 64.
-    """
-    return min(1.0, head_dim / (head_dim + _HEAD_RAMP) * (_FULL_HEAD + _HEAD_RAMP) / _FULL_HEAD)
+
+def _next_size(sizes: tuple[int, ...], dim: int) -> int:
+    place = bisect_left(sizes, dim)
+    return sizes[place] if place < len(sizes) else dim
+
+
+def _queries_per_block(signature: Signature, shape: _Shape) -> int:
+    tall = (
+        kernel_of(signature.name) == "flash3" and not is_backward(signature) and shape.padded_dim <= _TALL_BLOCK_HEAD
+    )
+    usual = _TALL_BLOCK if tall else _BLOCK
+    return min(usual, max(_SMALLEST_BLOCK, 1 << (shape.num_queries - 1).bit_length()))
+
+
+def _head_share(dim: float, table: AttentionPass) -> float:
+    """Return the speed with heads of `dim`, 1 at 128: small ones leave the matrix units idle between exponentials."""
+    share = dim / (dim + table.head_ramp) * (_FULL_HEAD + table.head_ramp) / _FULL_HEAD
+    return share * table.wide_head_share if dim > _WIDE_HEAD else share

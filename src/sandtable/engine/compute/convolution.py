@@ -17,7 +17,7 @@ from typing import ClassVar, cast
 
 from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import Rate, best_rate
-from sandtable.engine.compute.tiles import Product, TileThroughput, tiled_ns
+from sandtable.engine.compute.tiles import Product, tiled_ns
 from sandtable.trace.signature import Signature, TensorSpec
 
 __all__ = ["Convolution"]
@@ -52,7 +52,7 @@ class Convolution(Family):
         if signature.name in _BACKWARD:
             reached *= table.backward_share
         products = list(_products(signature))
-        total_ns = sum(tiled_ns(product, self._throughput(rate, reached)) for product in products)
+        total_ns = sum(tiled_ns(product, self.tile_throughput(rate, reached)) for product in products)
         bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
         return len(products) * self.streaming.kernel_ns + slower_of(total_ns, bytes_ns)
 
@@ -66,15 +66,6 @@ class Convolution(Family):
     def _rate(self, signature: Signature) -> Rate:
         return best_rate(self.device, signature.inputs[0].dtype, tf32=True)
 
-    def _throughput(self, rate: Rate, reached: float) -> TileThroughput:
-        return TileThroughput(
-            num_sms=self.device.num_sms,
-            rate=reached,
-            on_matrix_units=rate.on_matrix_units,
-            tile_ns=self.device.efficiency.gemm.tile_ns,
-            kernel_ns=self.streaming.kernel_ns,
-            bytes_per_ns=1 / self.memory_ns(1, self.streaming.elementwise_share),
-        )
 
 
 def _tensors(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorSpec]:

@@ -2,16 +2,19 @@
 
     time = num_kernels · kernel_ns + slower of (products, bytes)
 
-Products that are listed are tiled like any other, one after the other in one launch (a grouped product is dealt out
-group by group). Operations without shapes run at the family's share of the type's peak.
+Products that are listed share one launch: the tiles of all groups are dealt out together, and a group with few rows
+still fills whole tiles. Operations without shapes run at the family's share of the type's peak. A kernel that keeps one
+program per multiprocessor, each with its rows one after the other, may be limited by the time of a row.
 """
 
+from math import ceil
 from typing import ClassVar
 
 from sandtable.cluster.device import Device
-from sandtable.engine.compute.family import Basis, Family, slower_of
+from sandtable.engine.compute.attention import pass_of
+from sandtable.engine.compute.family import SUSTAINED, Basis, Conditions, Family, slower_of
 from sandtable.engine.compute.rates import Rate, best_rate
-from sandtable.engine.compute.tiles import Product, TileThroughput, tiled_ns
+from sandtable.engine.compute.tiles import Product, grouped_ns, tiled_ns
 from sandtable.trace.signature import Signature
 from sandtable.trace.work import Work, WorkFamily
 
@@ -23,14 +26,17 @@ class Described(Family):
 
     operators: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, device: Device, family: WorkFamily) -> None:
-        super().__init__(device)
+    def __init__(self, device: Device, family: WorkFamily, conditions: Conditions = SUSTAINED) -> None:
+        super().__init__(device, conditions)
         self.name = family  # type: ignore[misc]
 
     def work_ns(self, signature: Signature) -> float:
         work = _work(signature)
         bytes_ns = self.memory_ns(self.traffic_bytes(signature), self._bandwidth_share())
-        return work.num_kernels * self.streaming.kernel_ns + slower_of(self._products_ns(signature), bytes_ns)
+        rows_ns = ceil(work.rows / self.device.num_sms) * work.row_ns
+        return work.num_kernels * self.streaming.kernel_ns + slower_of(
+            slower_of(self._products_ns(signature), bytes_ns), rows_ns
+        )
 
     def basis(self, signature: Signature) -> Basis:
         """Return the basis of the description: the kernel is as fast as others of its family only by assumption."""
@@ -42,26 +48,18 @@ class Described(Family):
             return 0.0
         rate = best_rate(self.device, _dtype(signature))
         if work.products:
-            products = (Product(batch=batch, m=m, n=n, k=k) for batch, m, n, k in work.products)
-            return sum(tiled_ns(product, self._throughput(rate)) for product in products)
-        return work.flops * 1e9 / self._reached(rate)
+            products = [Product(batch=batch, m=m, n=n, k=k) for batch, m, n, k in work.products]
+            throughput = self.tile_throughput(rate, self.product_rate(rate))
+            return tiled_ns(products[0], throughput) if len(products) == 1 else grouped_ns(products, throughput)
+        return work.flops * 1e9 / self._reached(rate, signature.name)
 
-    def _reached(self, rate: Rate) -> float:
-        """Return the operations per second of large kernels of the family."""
-        table = self.device.efficiency
+    def _reached(self, rate: Rate, name: str) -> float:
+        """Return the operations per second of large kernels of the family; the name tells which attention it is."""
         if self.name == "attention" and rate.on_matrix_units:
-            return rate.peak * table.attention.flash_forward_share
-        return rate.reachable(matrix_share=table.gemm.matrix_share, vector_share=table.gemm.vector_share)
-
-    def _throughput(self, rate: Rate) -> TileThroughput:
-        return TileThroughput(
-            num_sms=self.device.num_sms,
-            rate=self._reached(rate),
-            on_matrix_units=rate.on_matrix_units,
-            tile_ns=self.device.efficiency.gemm.tile_ns,
-            kernel_ns=self.streaming.kernel_ns,
-            bytes_per_ns=1 / self.memory_ns(1, self.streaming.elementwise_share),
-        )
+            table = self.device.efficiency.attention
+            gain = table.burst_gain if self.conditions.burst else 1.0
+            return rate.peak * pass_of(table, name).share * gain
+        return self.product_rate(rate)
 
     def _bandwidth_share(self) -> float:
         if self.name in ("normalisation", "reduction"):

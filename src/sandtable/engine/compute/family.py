@@ -9,15 +9,32 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 from sandtable.cluster.device import Device
+from sandtable.engine.compute.rates import Rate
+from sandtable.engine.compute.tiles import TileThroughput
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.signature import Signature
 
-__all__ = ["Basis", "Cost", "Family", "names", "slower_of"]
+__all__ = ["Basis", "Conditions", "Cost", "Family", "names", "slower_of"]
 
 _RIDGE_POWER = 4
+_CACHED_SHARE = 0.8
+_CACHE_GAIN = 1.5
+"""Tensors that fill at most this share of the L2 cache stay in it, and are read and written this much faster."""
 
 Basis = Literal["measured", "fitted", "nominal"]
 """What a number rests on: a measurement, a fit to published times, or data sheets and usual figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """The conditions of a measurement: a rehearsal's are those of a long run, a kernel benchmark's are kinder.
+
+    `burst`: some milliseconds of work, before heat and power lower the clocks. `cached`: one kernel again and again on
+    the same tensors, which stay in the L2 cache if they fit.
+    """
+
+    burst: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +51,9 @@ class Cost:
     bytes: int
 
 
+SUSTAINED = Conditions()
+
+
 class Family(ABC):
     """Operators with one cost formula on one device."""
 
@@ -44,8 +64,9 @@ class Family(ABC):
     follows_bytes: ClassVar[bool] = False
     """Whether time follows bytes, so that it may be interpolated between two measured sizes."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, conditions: Conditions = SUSTAINED) -> None:
         self.device = device
+        self.conditions = conditions
         self.streaming = device.efficiency.streaming
 
     @abstractmethod
@@ -62,7 +83,28 @@ class Family(ABC):
 
     def memory_ns(self, num_bytes: float, share: float) -> float:
         """Return the time of `num_bytes` at `share` of the memory bandwidth."""
+        if self.conditions.cached and num_bytes <= _CACHED_SHARE * self.device.l2_bytes:
+            share *= _CACHE_GAIN
         return num_bytes * 1e9 / (self.device.memory_bandwidth_bytes_per_s * share)
+
+    def product_rate(self, rate: Rate) -> float:
+        """Return the operations per second that the inner loop of a good product reaches."""
+        table = self.device.efficiency.gemm
+        reached = rate.reachable(matrix_share=table.matrix_share, vector_share=table.vector_share)
+        return reached * table.burst_gain if self.conditions.burst and rate.on_matrix_units else reached
+
+    def tile_throughput(self, rate: Rate, reached: float) -> TileThroughput:
+        """Return the rates for `tiled_ns`, with `reached` operations per second in the inner loop."""
+        table = self.device.efficiency.gemm
+        return TileThroughput(
+            num_sms=self.device.num_sms,
+            rate=reached,
+            on_matrix_units=rate.on_matrix_units,
+            tile_ns=table.tile_ns,
+            small_tile_loss=table.small_tile_loss,
+            kernel_ns=self.streaming.kernel_ns,
+            bytes_per_ns=self.device.memory_bandwidth_bytes_per_s * self.streaming.elementwise_share / 1e9,
+        )
 
 
 def names(text: str, *, library: str = "aten") -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 
 from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import Rate, best_rate
-from sandtable.engine.compute.tiles import Product, TileThroughput, tiled_ns
+from sandtable.engine.compute.tiles import Product, tiled_ns
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.signature import Signature, TensorSpec
 
@@ -39,10 +39,10 @@ class Gemm(Family):
         a, b = operands(signature)
         rate = self._rate(signature)
         table = self.device.efficiency.gemm
-        reached = rate.reachable(matrix_share=table.matrix_share, vector_share=table.vector_share)
+        reached = self.product_rate(rate)
         if rate.on_matrix_units:
             reached *= alignment_share((a, b, *signature.outputs[:1]), table.misaligned_share)
-        tiles_ns = tiled_ns(product_of(signature), self._throughput(rate, reached))
+        tiles_ns = tiled_ns(product_of(signature), self.tile_throughput(rate, reached))
         return self.streaming.kernel_ns + slower_of(tiles_ns, self._bytes_ns(signature))
 
     def traffic_bytes(self, signature: Signature) -> int:
@@ -62,15 +62,6 @@ class Gemm(Family):
     def _rate(self, signature: Signature) -> Rate:
         return best_rate(self.device, operands(signature)[0].dtype)
 
-    def _throughput(self, rate: Rate, reached: float) -> TileThroughput:
-        return TileThroughput(
-            num_sms=self.device.num_sms,
-            rate=reached,
-            on_matrix_units=rate.on_matrix_units,
-            tile_ns=self.device.efficiency.gemm.tile_ns,
-            kernel_ns=self.streaming.kernel_ns,
-            bytes_per_ns=1 / self.memory_ns(1, self.streaming.elementwise_share),
-        )
 
     def _bytes_ns(self, signature: Signature) -> float:
         return self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)

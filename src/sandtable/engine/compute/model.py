@@ -6,7 +6,7 @@ from sandtable.cluster.device import Device
 from sandtable.engine.compute.attention import Attention
 from sandtable.engine.compute.convolution import Convolution
 from sandtable.engine.compute.described import Described
-from sandtable.engine.compute.family import Cost, Family
+from sandtable.engine.compute.family import SUSTAINED, Conditions, Cost, Family
 from sandtable.engine.compute.gemm import Gemm
 from sandtable.engine.compute.indexing import Indexing
 from sandtable.engine.compute.lists import Lists, is_list_operator
@@ -25,10 +25,16 @@ class CostModel:
     """What operators cost on `device`; times of `table` take precedence over the formulas.
 
     `host_link_bytes_per_s` is the rate between host and device memory, by default that of the device's generation.
+    `conditions` are those of a long run; those of a kernel benchmark serve to compare with one.
     """
 
     def __init__(
-        self, device: Device, table: MeasuredTable | None = None, *, host_link_bytes_per_s: float | None = None
+        self,
+        device: Device,
+        table: MeasuredTable | None = None,
+        *,
+        host_link_bytes_per_s: float | None = None,
+        conditions: Conditions = SUSTAINED,
     ) -> None:
         host = device.efficiency.host
         self.device = device
@@ -36,13 +42,13 @@ class CostModel:
         self.call_host_ns: float = host.collective_ns
         self.launch_latency_ns: float = host.launch_latency_ns
         self.is_synchronous: bool = device.vendor == "cpu"
-        self._lists = Lists(device)
-        self._unknown = Unknown(device)
-        self._described = {family: Described(device, family) for family in get_args(WorkFamily)}
+        self._lists = Lists(device, conditions)
+        self._unknown = Unknown(device, conditions)
+        self._described = {family: Described(device, family, conditions) for family in get_args(WorkFamily)}
         link = host_link_bytes_per_s or host.link_bytes_per_s
         families = (
-            *(kind(device) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation, Reduction)),
-            *(kind(device) for kind in (Copy, Indexing, Recurrent, Free)),
+            *(kind(device, conditions) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation)),
+            *(kind(device, conditions) for kind in (Reduction, Copy, Indexing, Recurrent, Free)),
             HostCopy(device, link_bytes_per_s=link),
         )
         self._by_operator: dict[str, Family] = {name: family for family in families for name in family.operators}

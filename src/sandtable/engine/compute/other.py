@@ -45,9 +45,8 @@ class Recurrent(Family):
     """The share of a large product's speed."""
 
     def work_ns(self, signature: Signature) -> float:
-        table = self.device.efficiency.gemm
         rate = best_rate(self.device, signature.inputs[0].dtype)
-        reached = rate.reachable(matrix_share=table.matrix_share, vector_share=table.vector_share) * self._SHARE
+        reached = self.product_rate(rate) * self._SHARE
         num_steps = signature.inputs[0].shape[0] if signature.inputs[0].shape else 1
         bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
         return num_steps * self.streaming.kernel_ns + slower_of(flops(signature) * 1e9 / reached, bytes_ns)

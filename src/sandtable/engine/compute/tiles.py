@@ -11,10 +11,11 @@ and pick one that suits: the best of a few here.
     time  = waves · (2 · tile_m · tile_n · k / splits / (rate / num_sms · quality) + tile_ns)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-__all__ = ["Product", "TileThroughput", "tiled_ns"]
+__all__ = ["Product", "TileThroughput", "grouped_ns", "tiled_ns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,16 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileThroughput:
-    """The device's rates: `rate` is what all `num_sms` reach together in the inner loop of the best tile."""
+    """The device's rates: `rate` is what all `num_sms` reach together in the inner loop of the best tile.
+
+    `small_tile_loss` is how much of Ampere's loss with small tiles the device has: 1 for all of it, 0 for none.
+    """
 
     num_sms: int
     rate: float
     on_matrix_units: bool
     tile_ns: float
+    small_tile_loss: float
     kernel_ns: float
     bytes_per_ns: float
 
@@ -46,6 +51,11 @@ class TileThroughput:
 _MATRIX_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.82), (64, 128, 0.82), (64, 64, 0.68))
 _VECTOR_TILES = ((128, 128, 1.0), (128, 64, 0.95), (64, 128, 0.95), (64, 64, 0.87), (32, 32, 0.6))
 """Rows, columns, and the share of the best tile's speed: small tiles fetch more for each number they compute."""
+
+_GROUP_TILES = (*_MATRIX_TILES, (64, 256, 0.95), (32, 128, 0.57), (16, 128, 0.33))
+"""Grouped products also have flat tiles, for groups of few rows."""
+
+_FEW_TURNS = 4
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
 _K_STEP = 32
@@ -59,12 +69,37 @@ def tiled_ns(product: Product, throughput: TileThroughput) -> float:
     return min(_one_ns(product, throughput, tile, splits) for tile in tiles for splits in _SPLITS)
 
 
+def grouped_ns(products: Sequence[Product], throughput: TileThroughput) -> float:
+    """Return the time of products in one launch, with the best tile for all of them.
+
+    The tiles of all groups form one queue. Where each multiprocessor takes many of them, no turn is lost at the end.
+    """
+    groups = [product for product in products if product.flops]
+    if not groups:
+        return 0.0
+    tiles = _GROUP_TILES if throughput.on_matrix_units else _VECTOR_TILES
+    return min(_together_ns(groups, throughput, tile) for tile in tiles)
+
+
+def _together_ns(groups: Sequence[Product], throughput: TileThroughput, tile: tuple[int, int, float]) -> float:
+    rows, columns, quality = tile
+    rate = throughput.rate * quality**throughput.small_tile_loss
+    num_tiles, total_ns = 0, 0.0
+    for group in groups:
+        group_tiles = group.batch * ceil(group.m / rows) * ceil(group.n / columns)
+        k = ceil(group.k / _K_STEP) * _K_STEP
+        num_tiles += group_tiles
+        total_ns += group_tiles * (2 * rows * columns * k * 1e9 * throughput.num_sms / rate + throughput.tile_ns)
+    turns = num_tiles / throughput.num_sms
+    return total_ns / num_tiles * (ceil(turns) if turns <= _FEW_TURNS else turns)
+
+
 def _one_ns(product: Product, throughput: TileThroughput, tile: tuple[int, int, float], splits: int) -> float:
     rows, columns, quality = tile
     num_tiles = product.batch * ceil(product.m / rows) * ceil(product.n / columns)
     waves = ceil(num_tiles * splits / throughput.num_sms)
     k = ceil(product.k / splits / _K_STEP) * _K_STEP
-    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / (throughput.rate * quality)
+    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / (throughput.rate * quality**throughput.small_tile_loss)
     return waves * (loop_ns + throughput.tile_ns) + _adding_up_ns(product, throughput, splits)
 
 

@@ -1,6 +1,6 @@
 """Fused attention: cuDNN's, forward and backward, and what context parallelism does with packed sequences.
 
-    transformer_engine::cudnn_attention_forward, transformer_engine::cudnn_attention_backward
+    transformer_engine::fused_attn_fwd, transformer_engine::fused_attn_bwd
 
 are operators with a fixed schema, because their cost depends on the mask and the kind of pass; the engine prices them
 like torch's own. Rows of packed sequences ("thd") are as long as the longest may be.
@@ -41,12 +41,12 @@ __all__ = [
 
 _LIBRARY: Any = torch.library.Library("transformer_engine", "FRAGMENT")  # type: ignore[no-untyped-call]
 _OPERANDS = "Tensor query, Tensor key, Tensor value, int max_q, int max_k, float dropout_p, bool is_causal"
-_LIBRARY.define(f"cudnn_attention_forward({_OPERANDS}, Tensor(a!) logsumexp, Tensor(b!) out) -> ()")
+_LIBRARY.define(f"fused_attn_fwd({_OPERANDS}, Tensor(a!) logsumexp, Tensor(b!) out) -> ()")
 _LIBRARY.define(
-    f"cudnn_attention_backward(Tensor grad, {_OPERANDS}, Tensor out, Tensor logsumexp, "
+    f"fused_attn_bwd(Tensor grad, {_OPERANDS}, Tensor out, Tensor logsumexp, "
     "Tensor(a!) grad_query, Tensor(b!) grad_key, Tensor(c!) grad_value) -> ()"
 )
-for _name in ("cudnn_attention_forward", "cudnn_attention_backward"):
+for _name in ("fused_attn_fwd", "fused_attn_bwd"):
     _LIBRARY.impl(_name, lambda *_: None, "Meta")
 
 
@@ -91,7 +91,7 @@ def fused_attn_fwd(
     sums = torch.empty(_sums_shape(query), dtype=torch.float32, device="cuda")
     causal, key, value = _masked(attn_mask_type, window_size, key, value)
     lengths = max_seqlen_q, max_seqlen_kv
-    torch.ops.transformer_engine.cudnn_attention_forward(
+    torch.ops.transformer_engine.fused_attn_fwd(
         query, key, value, *lengths, dropout, causal, sums, _batch_first(out, o_format)
     )
     saved = [sums, torch.empty(2, dtype=torch.int64, device="cuda")]
@@ -135,7 +135,7 @@ def fused_attn_bwd(
         for gradient, layout in zip(gradients, (grad_query_format, grad_key_format, grad_key_format), strict=True)
     ]
     causal, key, value = _masked(attn_mask_type, window_size, key, value)
-    torch.ops.transformer_engine.cudnn_attention_backward(
+    torch.ops.transformer_engine.fused_attn_bwd(
         _plain(d_o, do_format),
         query,
         key,
