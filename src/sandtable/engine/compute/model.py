@@ -12,6 +12,7 @@ from sandtable.engine.compute.indexing import Indexing
 from sandtable.engine.compute.lists import Lists, is_list_operator
 from sandtable.engine.compute.measured import MeasuredTable
 from sandtable.engine.compute.other import Free, HostCopy, Recurrent, Unknown
+from sandtable.engine.compute.shards import ShardCopies
 from sandtable.engine.compute.streaming import Copy, Elementwise, Normalisation, Reduction
 from sandtable.trace.flops import flops
 from sandtable.trace.kinds import Phase
@@ -38,12 +39,14 @@ class CostModel:
         self.is_synchronous: bool = device.vendor == "cpu"
         self._lists = Lists(device)
         self._unknown = Unknown(device)
+        self._shards = ShardCopies(device)
         self._described = {family: Described(device, family) for family in get_args(WorkFamily)}
         link = host_link_bytes_per_s or host.link_bytes_per_s
         families = (
             *(kind(device) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation, Reduction)),
             *(kind(device) for kind in (Copy, Indexing, Recurrent, Free)),
             HostCopy(device, link_bytes_per_s=link),
+            self._shards,
         )
         self._by_operator: dict[str, Family] = {name: family for family in families for name in family.operators}
 
@@ -65,7 +68,9 @@ class CostModel:
         """Return what issuing it costs the host, including the Python and the views around it."""
         host = self.device.efficiency.host
         if not signature.op.startswith(("aten::", "copy::")):
-            return host.custom_ns
+            return host.custom_ns + (
+                self._shards.host_ns(signature) if signature.name in ShardCopies.operators else 0.0
+            )
         per_operator = {Phase.BACKWARD: host.backward_ns, Phase.OPTIMIZER: host.optimizer_ns}.get(
             phase, host.forward_ns
         )
