@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,18 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "deepspeed_bloom.py"
-VOCABULARY, HIDDEN, LAYERS = 250_880, 1024, 24
-PARAMETERS = VOCABULARY * HIDDEN + LAYERS * (12 * HIDDEN**2 + 13 * HIDDEN) + 4 * HIDDEN
-"""Of bloom-560m: the embedding, per layer four products, their biases and two norms, and two norms outside."""
+SIZES = {"tiny": (512, 64, 2), "560m": (250_880, 1024, 24)}
+"""Vocabulary, width and layers."""
+PARAMETERS = 559_214_592
+"""Of bloom-560m."""
+
+
+def parameter_sizes(size: str) -> list[int]:
+    """Return the elements of each parameter: the embedding and its norm, per layer 12, and the last norm."""
+    vocabulary, width, layers = SIZES[size]
+    products = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+    layer = [width] * 4 + [rows * columns for rows, columns in products] + [rows for rows, _ in products]
+    return [vocabulary * width, width, width, *layer * layers, width, width]
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +38,13 @@ def launcher():
 def run(launcher):
     """Return a function that rehearses two steps on 8 ranks per node, once for the same arguments."""
 
+    def run(stage: int, dtype: str = "bf16", nodes: int = 1, size: str = "560m") -> Rehearsal:
+        return run_once(stage, dtype, nodes, size)
+
     @functools.cache
-    def run(stage: int, dtype: str = "bf16", nodes: int = 1) -> Rehearsal:
+    def run_once(stage: int, dtype: str, nodes: int, size: str) -> Rehearsal:
         options = LaunchOptions(ranks_per_node=8, launcher=launcher)
-        flags = ("--zero", str(stage), "--dtype", dtype)
+        flags = ("--zero", str(stage), "--dtype", dtype, "--size", size)
         rehearsal = sandtable.rehearse(SCRIPT, *flags, nodes=nodes, steps=2, options=options)
         assert rehearsal.error is None
         assert rehearsal.trace.num_steps == 2
@@ -51,22 +64,25 @@ def model_calls(rehearsal: Rehearsal) -> Counter[str]:
     return totals
 
 
+OPERATORS = {
+    0: {"all_reduce"},
+    1: {"all_reduce", "all_gather"},
+    2: {"all_reduce", "all_gather"},
+    3: {"reduce_scatter", "all_gather"},
+}
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize(
-    ("stage", "ops"),
-    [
-        (0, {"all_reduce"}),
-        (1, {"all_reduce", "all_gather"}),
-        (2, {"all_reduce", "all_gather"}),
-        (3, {"reduce_scatter", "all_gather"}),
-    ],
-)
-def test_gradients_and_parameters_travel_once(run, stage, ops, dtype):
-    assert PARAMETERS == 559_214_592
-    assert model_calls(run(stage, dtype)) == dict.fromkeys(ops, 2 * PARAMETERS)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("nodes", "size"), [(1, "560m"), (8, "tiny")])
+def test_gradients_and_parameters_travel_once(run, stage, dtype, nodes, size):
+    assert sum(parameter_sizes("560m")) == PARAMETERS
+    assert model_calls(run(stage, dtype, nodes, size)) == dict.fromkeys(
+        OPERATORS[stage], 2 * sum(parameter_sizes(size))
+    )
 
 
-@pytest.mark.parametrize(("stage", "nodes"), [(0, 1), (1, 1), (2, 1), (3, 1), (2, 8)])
+@pytest.mark.parametrize(("stage", "nodes"), [(0, 1), (1, 1), (2, 1), (3, 1), (2, 8), (3, 8)])
 def test_each_rank_keeps_its_share_of_the_states(run, stage, nodes):
     rehearsal = run(stage, nodes=nodes)
     share = PARAMETERS / (8 * nodes if stage else 1)
@@ -82,6 +98,15 @@ def test_3072_ranks_are_two_classes_and_take_seconds(run):
     assert len(rehearsal.trace.classes) == 2, "rank 0, which reads the loss, and all others"
     assert len(rehearsal.trace.captured_ranks) <= 16
     assert model_calls(rehearsal) == {"all_reduce": 2 * PARAMETERS, "all_gather": 2 * PARAMETERS}
+    assert rehearsal.trace.wall_seconds < 90
+
+
+def test_3072_ranks_of_zero_3_pad_each_parameter_to_equal_shards(run):
+    """A bias of 1,024 elements has shards of one for the first 1,024 ranks; the others are one class with them."""
+    rehearsal = run(3, nodes=384)
+    assert len(rehearsal.trace.classes) == 2
+    padded = sum(2 * 3072 * ceil(size / 3072) for size in parameter_sizes("560m"))
+    assert model_calls(rehearsal) == {"reduce_scatter": padded, "all_gather": padded}
     assert rehearsal.trace.wall_seconds < 90
 
 

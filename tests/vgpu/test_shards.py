@@ -106,3 +106,22 @@ def test_a_buffer_is_cut_as_calls_gather_it(gathered, buckets):
 def test_a_buffer_that_nobody_gathers_is_not_cut():
     records = RankRecords.build(rank=0, records={}, flat_buffers=(laid_out([1, 2], num_elements=4),))
     assert cut_buffers(records) == []
+
+
+def test_a_parameter_that_is_cut_on_its_own_needs_no_call_of_its_size():
+    """ZeRO-3: 10 elements over 4 ranks are 3, 3, 3 and 1."""
+    buffer = FlatBuffer(num_elements=12, parts=((0, 10, ()),), num_shards=4)
+    ranks = np.arange(4)
+    table = piece_table(ranks, [(CutBuffer(number=0, buffer=buffer, group=0, num_shards=4, buckets=((0, 12),)), ranks)])
+    assert table.column("elements").tolist() == [3, 3, 3, 1]
+    for group_size, is_cut in ((4, True), (2, False)):
+        records = RankRecords.build(
+            rank=0,
+            records={"kind": [1], "ref": [0]},
+            calls={"op": [0], "bytes_in": [1], "bytes_out": [4 * 24]},
+            call_ops=("all_gather",),
+            dtypes=("float32",),
+            groups=(Group("world", tuple(range(group_size))),),
+            flat_buffers=(buffer,),
+        )
+        assert bool(cut_buffers(records)) == is_cut

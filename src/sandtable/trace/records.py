@@ -89,6 +89,8 @@ class FlatBuffer:
 
     num_elements: int
     parts: tuple[tuple[int, int, tuple[str, ...]], ...]
+    num_shards: int = 0
+    """How many, where the framework says; else calls show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +179,9 @@ class RankRecords:
         facts = {name: getattr(self, name) for name in _FACTS}
         document = facts | tables_to_json(self) | {"group_names": own.names}
         document["signatures"] = self.signatures.texts
-        document["flat_buffers"] = [(buffer.num_elements, buffer.parts) for buffer in self.flat_buffers]
+        document["flat_buffers"] = [
+            (buffer.num_elements, buffer.parts, buffer.num_shards) for buffer in self.flat_buffers
+        ]
         document["reduced_buckets"] = [(bucket.is_in_backward, bucket.parameters) for bucket in self.reduced_buckets]
         archive.write(path, arrays, {"header": {"format": FORMAT, "version": VERSION}, "rank": document})
 
@@ -194,9 +198,11 @@ class RankRecords:
             groups=tuple(own),
             flat_buffers=tuple(
                 FlatBuffer(
-                    num_elements=size, parts=tuple((start, count, tuple(flags)) for start, count, flags in parts)
+                    num_elements=size,
+                    parts=tuple((start, count, tuple(flags)) for start, count, flags in parts),
+                    num_shards=num_shards,
                 )
-                for size, parts in data["flat_buffers"]
+                for size, parts, num_shards in data["flat_buffers"]
             ),
             reduced_buckets=tuple(
                 ReducedBucket(is_in_backward=is_in_backward, parameters=tuple(map(tuple, parameters)))

@@ -73,8 +73,10 @@ def read_flat_buffers() -> list[tuple[int, FlatBuffer]]:
     parameters = [tensor for tensor in tensors if isinstance(tensor, Parameter)]
     fsdp = sys.modules.get("torch.distributed.fsdp._flat_param")
     flat = [parameter for parameter in parameters if fsdp is not None and isinstance(parameter, fsdp.FlatParameter)]
-    sharded = {_storage(parameter) for parameter in flat}
+    alone = [parameter for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
+    sharded = {_storage(parameter) for parameter in (*flat, *alone)}
     units = [(_storage(parameter), _unit(parameter)) for parameter in flat]
+    units += [(_storage(parameter), _zero_parameter(parameter)) for parameter in alone]
     return [*units, *_shared_storages(p for p in parameters if _storage(p) not in sharded)]
 
 
@@ -87,6 +89,14 @@ def _unit(flat: Any) -> FlatBuffer:
             parts.append((start, size, _flags(len(next(shapes)), next(originals))))
         start += size
     return FlatBuffer(num_elements=flat._padded_unsharded_size.numel(), parts=tuple(parts))
+
+
+def _zero_parameter(parameter: Any) -> FlatBuffer:
+    """Return the layout of a parameter of DeepSpeed's ZeRO-3, which cuts each on its own."""
+    num_shards = int(parameter.ds_zero_partition_world_size)
+    part = (0, int(parameter.ds_numel), _flags(len(parameter.ds_shape), parameter))
+    size = int(parameter.ds_tensor.ds_numel)
+    return FlatBuffer(num_elements=size * num_shards, parts=(part,), num_shards=num_shards)
 
 
 def _shared_storages(parameters: Iterable[Parameter]) -> Iterator[tuple[int, FlatBuffer]]:

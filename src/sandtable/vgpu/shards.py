@@ -78,7 +78,9 @@ def cut_buffers(records: RankRecords) -> list[CutBuffer]:
     for number, buffer in enumerate(records.flat_buffers):
         for group, sizes in calls.items():
             num_shards = len(records.groups[group].ranks)
-            buckets = _buckets(buffer.num_elements, sizes)
+            if buffer.num_shards not in (0, num_shards):
+                continue
+            buckets = _buckets(buffer.num_elements, [buffer.num_elements] if buffer.num_shards else sizes)
             if buckets and num_shards > 1 and all(size % num_shards == 0 for _, size in buckets):
                 cut.append(CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
                 break

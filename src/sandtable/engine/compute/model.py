@@ -12,6 +12,7 @@ from sandtable.engine.compute.indexing import Indexing
 from sandtable.engine.compute.lists import Lists, is_list_operator
 from sandtable.engine.compute.measured import MeasuredTable
 from sandtable.engine.compute.other import Free, HostCopy, Recurrent, Unknown
+from sandtable.engine.compute.shards import ShardCopies
 from sandtable.engine.compute.streaming import Copy, Elementwise, Normalisation, Reduction
 from sandtable.trace.flops import flops
 from sandtable.trace.kinds import LaunchKind, Phase
@@ -44,12 +45,14 @@ class CostModel:
         self.is_synchronous: bool = device.vendor == "cpu"
         self._lists = Lists(device, conditions)
         self._unknown = Unknown(device, conditions)
+        self._shards = ShardCopies(device, conditions)
         self._described = {family: Described(device, family, conditions) for family in get_args(WorkFamily)}
         link = host_link_bytes_per_s or host.link_bytes_per_s
         families = (
             *(kind(device, conditions) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation)),
             *(kind(device, conditions) for kind in (Reduction, Copy, Indexing, Recurrent, Free)),
             HostCopy(device, link_bytes_per_s=link),
+            self._shards,
         )
         self._by_operator: dict[str, Family] = {name: family for family in families for name in family.operators}
 
@@ -73,7 +76,9 @@ class CostModel:
         if signature.work is not None and signature.work.launch != "eager":
             return self.launch_ns(LaunchKind[signature.work.launch.upper()])
         if not signature.op.startswith(("aten::", "copy::")):
-            return host.custom_ns
+            return host.custom_ns + (
+                self._shards.host_ns(signature) if signature.name in ShardCopies.operators else 0.0
+            )
         per_operator = {Phase.BACKWARD: host.backward_ns, Phase.OPTIMIZER: host.optimizer_ns}.get(
             phase, host.forward_ns
         )

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from sandtable.vgpu.packages import deepspeed_shards
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
@@ -40,6 +41,8 @@ def package(watcher: Watcher) -> Package:
         adaptations={
             "deepspeed.ops.op_builder.builder": _adapt_builder,
             "deepspeed.runtime.engine": lambda module: _follow_phases(module.DeepSpeedEngine, watcher),
+            "deepspeed.runtime.comm.coalesced_collectives": deepspeed_shards.adapt_reducing,
+            "deepspeed.runtime.zero.partition_parameters": deepspeed_shards.adapt_gathering,
             "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, watcher),
         },
     )
@@ -83,8 +86,9 @@ def _adapt_builder(module: ModuleType) -> None:
     import torch
 
     library: Any = torch.library.Library("deepspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for schema in _SCHEMAS:
+    for schema in (*_SCHEMAS, *deepspeed_shards.SCHEMAS):
         library.define(schema)
+    deepspeed_shards.define_kernels(library)
     library.impl("lamb", lambda param, *_: param.new_empty(1, dtype=torch.float32), "Meta")
     for name in ("multi_tensor_adam", "multi_tensor_lion"):
         library.impl(name, lambda *_: None, "Meta")
