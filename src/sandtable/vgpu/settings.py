@@ -18,6 +18,7 @@ from sandtable.launch import (
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
+from sandtable.vgpu.routing import Routing
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
@@ -39,6 +40,7 @@ class RankSettings:
     max_operators: int
     device: Device
     num_gpus: int
+    routing: Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class Job:
     `command` is the command line kept in the trace; by default script and arguments.
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
-    ranks after the first, where that is safe.
+    ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose.
     """
 
     script: str
@@ -98,6 +100,7 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     launcher_environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     share_imports: bool = True
+    routing: Routing = field(default_factory=Routing)
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -177,6 +180,7 @@ class Job:
             max_operators=self.max_operators,
             device=self.cluster.device_of(rank, processes_per_node=self.nproc_per_node),
             num_gpus=self._num_visible_gpus(rank),
+            routing=self.routing,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:
