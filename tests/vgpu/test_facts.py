@@ -95,7 +95,22 @@ UNARY: dict[str, Operator] = {
     "lesser of two": lambda x: torch.minimum(x, x.abs()),
     "lower triangle": lambda x: x.tril() if x.dim() == 2 else x,
 }
-_FOR_TRUTHS = {"any", "all", "not", "and", "or", "sum", "sum of rows", "count", "cumsum", "float", "long", "int", "bool", "flat"}
+_FOR_TRUTHS = {
+    "any",
+    "all",
+    "not",
+    "and",
+    "or",
+    "sum",
+    "sum of rows",
+    "count",
+    "cumsum",
+    "float",
+    "long",
+    "int",
+    "bool",
+    "flat",
+}
 """Operators that bools may go into as they are."""
 
 
@@ -123,7 +138,8 @@ def real_like(virtual: torch.Tensor, seed: int) -> torch.Tensor:
     if virtual.dtype == torch.bool:
         return (torch.rand(virtual.shape, generator=random) < seed % 3 / 2).clamp(int(low), int(high)).bool()
     if virtual.dtype.is_floating_point:
-        return (torch.rand(virtual.shape, generator=random) * (high - low) + low).to(virtual.dtype).clamp(low, high)
+        numbers = torch.rand(virtual.shape, generator=random) * (high - low) + low
+        return torch.clamp(numbers.to(virtual.dtype), low, high)
     return torch.randint(int(low), int(high) + 1, virtual.shape, generator=random, dtype=virtual.dtype)
 
 

@@ -27,7 +27,7 @@ from sandtable.cluster import load as load_cluster
 from sandtable.errors import SandtableError, ScriptError
 from sandtable.events import Event, RankPrinted
 from sandtable.trace import Note, Trace
-from sandtable.vgpu import Job, Launcher, use_launcher
+from sandtable.vgpu import Job, Launcher, Routing, use_launcher
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 60
@@ -57,6 +57,7 @@ def rehearse(
     steps: int = MANY_STEPS,
     max_operators: int = 1_000_000,
     marker: str = "",
+    routing: str = "balanced",
     arguments: dict[str, Any] | None = None,
 ) -> Rehearsal:
     """Calls a function of a test module on every rank of a small world."""
@@ -72,6 +73,7 @@ def rehearse(
         max_operators=max_operators,
         step_marker=marker,
         ranks="all",
+        routing=Routing.parse(routing),
     )
     with on_shared_launcher() as launcher:
         try:
@@ -82,7 +84,9 @@ def rehearse(
     return Rehearsal(trace=trace, out=kept.out, err=kept.err)
 
 
-def on_gpu(*, ranks: int = 1, cluster: str = "dgx-a100") -> Callable[[Callable[P, None]], Callable[P, None]]:
+def on_gpu(
+    *, ranks: int = 1, cluster: str = "dgx-a100", routing: str = "balanced"
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """The test's body runs on virtual GPUs, on every rank; what fails there fails here."""
 
     def mark(function: Callable[P, None]) -> Callable[P, None]:
@@ -90,7 +94,7 @@ def on_gpu(*, ranks: int = 1, cluster: str = "dgx-a100") -> Callable[[Callable[P
         def test(*args: P.args, **kwargs: P.kwargs) -> None:
             problem = ""
             try:
-                rehearse(function, ranks=ranks, cluster=cluster, arguments=kwargs)
+                rehearse(function, ranks=ranks, cluster=cluster, routing=routing, arguments=kwargs)
             except SandtableError as error:
                 problem = str(error)
             if problem:

@@ -83,6 +83,13 @@ class RunOptions(WhatIfOptions):
     step_marker: Annotated[
         str, typer.Option(help="module:function whose returns end the steps, such as __main__:train_step")
     ] = ""
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="tokens per expert of a mixture of experts: balanced, zipf:1.2, or a JSON or CSV file with a weight "
+            "per expert, optionally per layer"
+        ),
+    ] = "balanced"
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module")] = False
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="tokens per step, for tokens per second")] = None
     samples_per_step: Annotated[int | None, typer.Option(min=1, help="samples per step, for samples per second")] = None
@@ -144,6 +151,7 @@ def run(options: RunOptions) -> None:
                 max_operators=options.max_operators,
                 share_imports=options.share_imports,
                 step_marker=options.step_marker,
+                routing=options.routing,
                 command=("sandtable", *sys.argv[1:]),
                 chakra=options.chakra,
                 listen=listen,

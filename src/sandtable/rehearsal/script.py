@@ -22,7 +22,8 @@ from sandtable.rehearsal.store import CaptureStore
 from sandtable.report.files import clear_run, require_writable
 from sandtable.report.summary import UserInputs
 from sandtable.trace import Trace
-from sandtable.vgpu import CaptureResult, Job, Launcher, Limits, open_launcher
+from sandtable.vgpu import CaptureResult, Job, Launcher, Limits, Routing, open_launcher
+from sandtable.vgpu.routing import BALANCED
 
 __all__ = ["LaunchOptions", "make_job", "rehearse", "rehearse_command"]
 
@@ -38,6 +39,7 @@ class LaunchOptions:
         max_operators: stop a rank after this many operators without an optimizer step.
         step_marker: a function as "module:function", each of whose returns ends a step; `sandtable.step()` needs none.
         limits: how many ranks to run and to sample with `ranks="auto"`.
+        routing: which experts the routers of a mixture choose: "balanced", "zipf:1.2", or a file with weights.
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
@@ -53,6 +55,7 @@ class LaunchOptions:
     max_operators: int = 1_000_000
     step_marker: str = ""
     limits: Limits = field(default_factory=Limits)
+    routing: str = BALANCED
     share_imports: bool = True
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
@@ -179,6 +182,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         step_marker=options.step_marker,
         ranks=options.ranks if isinstance(options.ranks, str) else tuple(options.ranks),
         limits=options.limits,
+        routing=Routing.parse(options.routing),
         share_imports=options.share_imports,
         command=options.command,
         launcher_environment=environment,

@@ -6,6 +6,7 @@ from typing import Any
 from sandtable.vgpu.build import core_path
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.launcher import CaptureResult, Launcher, launch, open_launcher, use_launcher
+from sandtable.vgpu.routing import Routing
 from sandtable.vgpu.self_testing import SelfTest, self_test
 from sandtable.vgpu.settings import Job
 
@@ -14,6 +15,7 @@ __all__ = [
     "Job",
     "Launcher",
     "Limits",
+    "Routing",
     "SelfTest",
     "core_path",
     "launch",

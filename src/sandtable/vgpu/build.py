@@ -33,7 +33,20 @@ __all__ = ["core_path"]
 
 _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
-    "device": ("recorder", "allocator", "device", "facts", "values", "fact_rules", "shapes", "routing", "operators", "kernels", "sparse", "registration"),
+    "device": (
+        "recorder",
+        "allocator",
+        "device",
+        "facts",
+        "values",
+        "fact_rules",
+        "shapes",
+        "routing",
+        "operators",
+        "kernels",
+        "sparse",
+        "registration",
+    ),
     "python": ("phase", "updates", "returns", "audit_events", "profiler", "nccl", "module"),
 }
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")

@@ -31,6 +31,7 @@ from sandtable.vgpu.packages import Package, Watcher, follow_packages
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
+from sandtable.vgpu.routed_layers import follow_layers
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.skipped_updates import SkippedUpdates
 from sandtable.vgpu.socket_messages import MessageRecorder
@@ -138,6 +139,10 @@ class Capture:
             Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
         )
         follow_futures(core)
+        routing = settings.routing
+        core.set_routing(routing.name, routing.zipf, routing.weights)
+        if routing.differs_by_layer:
+            follow_layers(core)
 
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))

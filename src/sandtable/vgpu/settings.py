@@ -18,6 +18,7 @@ from sandtable.launch import (
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
+from sandtable.vgpu.routing import Routing
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
@@ -40,6 +41,7 @@ class RankSettings:
     max_operators: int
     device: Device
     num_gpus: int
+    routing: Routing
     has_nvlink: bool = False
 
 
@@ -83,7 +85,7 @@ class Job:
     `command` is the command line kept in the trace; by default script and arguments.
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
-    ranks after the first, where that is safe.
+    ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose.
     """
 
     script: str
@@ -100,6 +102,7 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     launcher_environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     share_imports: bool = True
+    routing: Routing = field(default_factory=Routing)
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -181,6 +184,7 @@ class Job:
             device=kind.device,
             num_gpus=self._num_visible_gpus(rank),
             has_nvlink=kind.scale_up.kind.startswith("nv"),
+            routing=self.routing,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

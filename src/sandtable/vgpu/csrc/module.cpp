@@ -16,6 +16,7 @@
 #include "operators.h"
 #include "recorder.h"
 #include "returns.h"
+#include "routing.h"
 #include "shapes.h"
 #include "updates.h"
 #include "values.h"
@@ -365,6 +366,10 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("resize_storage", &resize_storage);
   m.def("has_exact_value", [](const at::Tensor& tensor) { return !tensor.is_cuda() || is_exact(tensor); });
 
+  m.def("set_routing", [](const std::string& name, double zipf, std::vector<std::vector<double>> weights) {
+    set_routing({name, zipf, std::move(weights)});
+  });
+  m.def("set_routing_layer", &set_routing_layer);
   m.def("facts", [](const at::Tensor& tensor) {
     Facts facts = facts_of(tensor);
     return std::make_tuple(facts.low, facts.high, facts.may_be_nan, facts.total);

@@ -92,6 +92,18 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
   return inputs;
 }
 
+// zeros().scatter(routed positions): what is too large to have a value, but the same everywhere, has one after all.
+void materialize_constants(const OperatorInfo& info, const Stack& stack, Inputs& inputs) {
+  bool all_known = true;
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    if (!info.argument_overwritten[i])
+      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
+        all_known = all_known && (!tensor.is_cuda() || has_value(tensor) || materialize_constant(tensor));
+      });
+  inputs.all_known = all_known;
+}
+
 bool outputs_are_small(const Plan& plan, Certainty certainty) {
   for (const Return& result : plan.returns)
     for (const Output& output : result.outputs)
@@ -437,6 +449,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   if (info.generator >= 0)
     check_generator(info, *stack);
   Inputs inputs = look_at(info, *stack);
+  if (inputs.certainty == Certainty::kRouted && !inputs.all_known)
+    materialize_constants(info, *stack, inputs);
   if (info.checks_index)
     check_index(info, *stack);
   if (answer_by_value(op, info, inputs, stack))
@@ -521,9 +535,13 @@ void record_operator(uint32_t signature, int device) {
 }
 
 void note_routing() {
+  static bool is_noted = false;
+  if (std::exchange(is_noted, true))
+    return;
   Recorder::get().note(
       "routing",
-      "sizes depend on which experts a router chooses, which only the real card would know: --routing decides",
+      "sizes depend on which experts a router chooses, which only the real card would know: " + routing_name() +
+          " routing was assumed (--routing)",
       current_place().line);
 }
 

@@ -115,6 +115,10 @@ void set_routing(Routing routing) {
   remembered.clear();
 }
 
+std::string routing_name() {
+  return policy.name;
+}
+
 void set_routing_layer(int64_t layer) {
   current_layer = layer;
 }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 namespace sandtable {
@@ -19,10 +20,12 @@ namespace sandtable {
 struct FactQuery;
 
 struct Routing {
+  std::string name = "balanced";
   double zipf = 0; // expert e has weight (e + 1) ** -zipf
   std::vector<std::vector<double>> weights; // by layer, or one list for all; used for as many experts as it has
 };
 void set_routing(Routing routing);
+std::string routing_name();
 void set_routing_layer(int64_t layer); // of the model, where it is known; -1
 // Positions [rows, k] among `options`.
 at::Tensor choose_positions(int64_t rows, int64_t k, int64_t options);

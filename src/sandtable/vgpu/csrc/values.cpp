@@ -1,6 +1,7 @@
 #include "values.h"
 
 #include <ATen/ops/fill.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -162,6 +163,21 @@ void write_facts(const at::Tensor& tensor, const Facts& facts) {
     block->facts.reset();
   else
     block->facts = std::make_unique<Facts>(written);
+}
+
+bool materialize_constant(const at::Tensor& tensor) {
+  Block* block = block_of(tensor);
+  if (block == nullptr || block->facts == nullptr)
+    return false;
+  const Facts& facts = *block->facts;
+  bool is_constant = facts.low == facts.high && !facts.may_be_nan && facts.dtype == tensor.scalar_type();
+  if (!is_constant || !make_shadow(tensor, Certainty::kRouted))
+    return false;
+  if (facts.low != 0) {
+    int64_t numel = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
+    at::from_blob(block->shadow.bytes.get(), {numel}, at::TensorOptions(tensor.dtype())).fill_(facts.low);
+  }
+  return true;
 }
 
 void fill_typical(const at::Tensor& host, const Facts& facts, bool prefers_true) {
