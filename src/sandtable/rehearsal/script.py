@@ -39,6 +39,7 @@ class LaunchOptions:
         step_marker: a function as "module:function", each of whose returns ends a step; `sandtable.step()` needs none.
         limits: how many ranks to run and to sample with `ranks="auto"`.
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
+        without: packages that stay missing if they are not installed, though there is a replacement.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
@@ -54,6 +55,7 @@ class LaunchOptions:
     step_marker: str = ""
     limits: Limits = field(default_factory=Limits)
     share_imports: bool = True
+    without: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
@@ -180,6 +182,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         ranks=options.ranks if isinstance(options.ranks, str) else tuple(options.ranks),
         limits=options.limits,
         share_imports=options.share_imports,
+        without=tuple(options.without),
         command=options.command,
         launcher_environment=environment,
     )

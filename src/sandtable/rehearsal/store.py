@@ -76,6 +76,7 @@ class CaptureStore:
             job.max_operators,
             job.ranks,
             job.limits,
+            job.without,
             *sorted(job.environment(0, master_port=0).items()),
             *job.leading_args(0, master_port=0),
             devices,

@@ -18,6 +18,7 @@ from sandtable.launch import (
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
+from sandtable.vgpu.packages.known import PACKAGE_NAMES
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
@@ -41,6 +42,7 @@ class RankSettings:
     device: Device
     num_gpus: int
     has_nvlink: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Job:
     `command` is the command line kept in the trace; by default script and arguments.
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
-    ranks after the first, where that is safe.
+    ranks after the first, where that is safe. Packages named in `without` stay missing if they are not installed.
     """
 
     script: str
@@ -100,6 +102,7 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     launcher_environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     share_imports: bool = True
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -115,6 +118,7 @@ class Job:
         self.cluster.require(self.world_size, processes_per_node=self.nproc_per_node)
         if not isinstance(self.ranks, tuple) and self.ranks not in ("auto", "all"):
             raise LaunchError(f"ranks must be auto, all or a list of ranks, but got {self.ranks!r}; try auto")
+        self._require_known_packages()
         if isinstance(self.ranks, tuple):
             outside = [str(rank) for rank in self.ranks if not 0 <= rank < self.world_size]
             if outside or not self.ranks:
@@ -127,6 +131,14 @@ class Job:
             require_module(self.script, list(filter(None, paths.split(os.pathsep))))
         else:
             require_script(self.script)
+
+    def _require_known_packages(self) -> None:
+        unknown = [name for name in self.without if name not in PACKAGE_NAMES]
+        if unknown:
+            raise LaunchError(
+                f"a package to leave out must have a replacement, but got {unknown[0]}; "
+                f"choose from {', '.join(PACKAGE_NAMES)}"
+            )
 
     @property
     def num_nodes(self) -> int:
@@ -181,6 +193,7 @@ class Job:
             device=kind.device,
             num_gpus=self._num_visible_gpus(rank),
             has_nvlink=kind.scale_up.kind.startswith("nv"),
+            without=self.without,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:
