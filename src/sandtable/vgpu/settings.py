@@ -18,7 +18,7 @@ from sandtable.launch import (
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
-from sandtable.vgpu.packages.known import PACKAGE_NAMES
+from sandtable.vgpu.package_names import REPLACED_PACKAGES
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
@@ -133,11 +133,11 @@ class Job:
             require_script(self.script)
 
     def _require_known_packages(self) -> None:
-        unknown = [name for name in self.without if name not in PACKAGE_NAMES]
+        unknown = [name for name in self.without if name not in REPLACED_PACKAGES]
         if unknown:
             raise LaunchError(
                 f"a package to leave out must have a replacement, but got {unknown[0]}; "
-                f"choose from {', '.join(PACKAGE_NAMES)}"
+                f"choose from {', '.join(REPLACED_PACKAGES)}"
             )
 
     @property

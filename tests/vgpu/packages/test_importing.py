@@ -78,3 +78,13 @@ def test_only_known_packages_can_be_left_out(tmp_path: Path):
     (tmp_path / "train.py").write_text("")
     with pytest.raises(LaunchError, match=r"choose from .*flash_attn"):
         rehearse_script(tmp_path / "train.py", options=LaunchOptions(without=("numpy",)))
+
+
+def test_the_packages_that_can_be_left_out_are_those_with_a_replacement():
+    from unittest import mock
+
+    from sandtable.vgpu.package_names import REPLACED_PACKAGES
+    from sandtable.vgpu.packages.known import PACKAGES
+
+    described = [describe(mock.Mock()) for describe in PACKAGES]
+    assert tuple(sorted(package.name for package in described if package.missing)) == REPLACED_PACKAGES

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from sandtable.vgpu.packages import deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
 from sandtable.vgpu.packages.importing import PackageFinder
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
-__all__ = ["PACKAGE_NAMES", "follow_packages"]
+__all__ = ["PACKAGES", "follow_packages"]
 
-_PACKAGES: Mapping[str, Callable[[Watcher], Package]] = {
-    "deepspeed": deepspeed.package,
-    "flash_attn": flash_attn.package,
-    "nvrtc": nvrtc.package,
-    "pynvml": pynvml.package,
-    "transformer_engine": transformer_engine.package,
-    "triton": triton.package,
-    "xformers": xformers.package,
-}
-"""By name; a function each, because what is changed may report to the watcher."""
-
-PACKAGE_NAMES = tuple(_PACKAGES)
-"""What `--without` may name."""
+PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
+    deepspeed.package,
+    flash_attn.package,
+    nvrtc.package,
+    pynvml.package,
+    transformer_engine.package,
+    triton.package,
+    xformers.package,
+)
+"""A function each, because what is changed may report to the watcher."""
 
 
 def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] = ()) -> None:
@@ -32,7 +29,7 @@ def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] =
 
     `more` are packages without a file here. Packages named in `without` stay missing if they are.
     """
-    packages = [describe(watcher) for describe in _PACKAGES.values()]
+    packages = [describe(watcher) for describe in PACKAGES]
     finder = PackageFinder([*packages, *more], watcher, without=without)
     sys.meta_path.insert(0, finder)
     finder.adapt_imported()

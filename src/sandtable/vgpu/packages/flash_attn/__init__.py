@@ -5,6 +5,9 @@ are those of the files here. Either way attention is the operators that flash_at
 (`flash_attn::_flash_attn_forward` and three more), with the memory that its C++ code allocates around them.
 """
 
+import importlib
+from types import ModuleType
+
 from sandtable.vgpu.packages.package import Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
 
@@ -22,7 +25,7 @@ def package(watcher: Watcher) -> Package:
         compiled={"flash_attn_2_cuda": names_of("flash_attn.compiled")},
         missing={
             "flash_attn": functions,
-            "flash_attn.flash_attn_interface": names_of("flash_attn.functions", "flash_attn.operators"),
+            "flash_attn.flash_attn_interface": _fill_interface,
             "flash_attn.bert_padding": names_of("flash_attn.padding"),
             "flash_attn.layers": empty,
             "flash_attn.layers.rotary": names_of("flash_attn.rotary"),
@@ -40,6 +43,11 @@ def package(watcher: Watcher) -> Package:
             "flash_attn.ops.triton.rotary": names_of("flash_attn.rotary"),
         },
     )
+
+
+def _fill_interface(module: ModuleType) -> None:
+    names_of("flash_attn.functions", "flash_attn.operators")(module)
+    module.flash_attn_gpu = importlib.import_module("flash_attn_2_cuda")  # type: ignore[attr-defined]
 
 
 def _add_workspaces(module: object) -> None:

@@ -1,7 +1,7 @@
 """`xformers.ops.fmha`: memory-efficient attention, which is FlashAttention where that supports the inputs.
 
-    xformers_flash::flash_fwd, flash_bwd      half precision; on Hopper xformers_flash3's, FlashAttention 3
-    aten::_efficient_attention_forward        float32, or a tensor as bias: xformers uses torch's kernel
+xformers_flash::flash_fwd, flash_bwd      half precision; on Hopper xformers_flash3's, FlashAttention 3
+aten::_efficient_attention_forward        float32, or a tensor as bias: xformers uses torch's kernel
 """
 
 from __future__ import annotations
@@ -109,14 +109,11 @@ class _Mask:
         self.window = (-1, -1) if bias is None else bias.window
 
 
-def _forward(where: Any, longest: Any, mask: _Mask, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    if _library_name() == "xformers_flash":
-        last = (mask.p, mask.scale, mask.is_causal, *mask.window, False, None)
-        results: tuple[Tensor, ...] = _operators().flash_fwd(q, k, v, *where, *longest, *last)
-        return results
+def _forward(where: Any, longest: Any, mask: _Mask, q: Tensor, k: Tensor, v: Tensor) -> Any:
     last = (mask.p, mask.scale, mask.is_causal, *mask.window)
-    results = _operators().flash_fwd(q, k, v, *where, None, *longest, *last)
-    return results
+    if _library_name() == "xformers_flash":
+        return _operators().flash_fwd(q, k, v, *where, *longest, *last, False, None)
+    return _operators().flash_fwd(q, k, v, *where, None, *longest, *last)
 
 
 def _backward(where: Any, longest: Any, mask: _Mask, saved: tuple[Tensor, ...], state: Tensor | None) -> Any:
@@ -142,14 +139,12 @@ def _folded(x: Tensor, *, is_query: bool) -> Tensor:
 
 
 def _attend_in_torch(query: Tensor, key: Tensor, value: Tensor, bias: Any, p: float, scale: float) -> Tensor:
-    q, k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (query, key, value))
-    where, longest = _lengths(bias, q, k)
+    q, k, v = (x.reshape(*x.shape[:2], -1, x.shape[-1]).transpose(1, 2) for x in (query, key, value))
     tensor = bias if isinstance(bias, Tensor) else getattr(bias, "_subtensor", None)
-    mask = 0 if bias is None or isinstance(bias, Tensor) or not bias.is_causal else 1
-    out: Tensor = torch.ops.aten._efficient_attention_forward(
-        q, k, v, tensor, *where[:2], *longest, p, mask, q.requires_grad or k.requires_grad, scale=scale
-    )[0]
-    return out.view(*query.shape[:-1], value.shape[-1])
+    is_causal = isinstance(bias, AttentionBias) and bias.is_causal and tensor is None
+    attend = torch.nn.functional.scaled_dot_product_attention
+    out = attend(q, k, v, attn_mask=tensor, dropout_p=p, is_causal=is_causal, scale=scale)
+    return out.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])
 
 
 def _library_name() -> str:
