@@ -2,5 +2,5 @@
 
 __all__ = ["REPLACED_PACKAGES"]
 
-REPLACED_PACKAGES = ("flash_attn", "pynvml", "triton", "xformers")
+REPLACED_PACKAGES = ("apex", "flash_attn", "pynvml", "triton", "xformers")
 """Those whose description in `vgpu.packages` has `missing` modules; `--without` leaves them missing."""

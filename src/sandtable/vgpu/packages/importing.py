@@ -31,12 +31,14 @@ class PackageFinder(DistributionFinder):
     def __init__(self, packages: Iterable[Package], watcher: Watcher, *, without: Collection[str] = ()) -> None:
         self._watcher = watcher
         self._adaptations: dict[str, Fill] = {}
-        self._compiled: dict[str, Fill] = {}
+        self._compiled: dict[str, tuple[Package, Fill]] = {}
         self._missing: dict[str, tuple[Package, Fill]] = {}
         self._root_packages: dict[str, Package] = {}
+        self._without = frozenset(without)
+        self._noted: set[str] = set()
         for package in packages:
             self._adaptations.update(package.adaptations)
-            self._compiled.update(package.compiled)
+            self._compiled.update({name: (package, fill) for name, fill in package.compiled.items()})
             if package.name not in without:
                 self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
                 self._root_packages.update(dict.fromkeys(package.missing_roots, package))
@@ -51,7 +53,7 @@ class PackageFinder(DistributionFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in self._compiled:
-            return _made_spec(name, self._compiled[name])
+            return self._replace_compiled(name)
         if name in self._adaptations or name in self._missing:
             spec = self._elsewhere(name, path, target)
             if spec is not None and spec.loader is not None and name in self._adaptations:
@@ -79,12 +81,27 @@ class PackageFinder(DistributionFinder):
         specs = (finder.find_spec(name, path, target) for finder in others)
         return next((spec for spec in specs if spec is not None), None)
 
+    def _replace_compiled(self, name: str) -> ModuleSpec | None:
+        """Make a compiled module; it may be all that a script imports of a package that is not installed."""
+        package, fill = self._compiled[name]
+        is_missing = bool(package.missing) and self._elsewhere(package.name, None, None) is None
+        if is_missing and package.name in self._without:
+            return None
+        return _made_spec(name, fill, on_load=(lambda: self._note(package)) if is_missing else None)
+
     def _replace(self, name: str) -> ModuleSpec | None:
         """Make a module of a package that is not installed; one that lacks only this module is left as it is."""
         package, fill = self._missing[name]
         if "." in name and not _is_made(sys.modules.get(name.partition(".")[0])):
             return None
-        return _made_spec(name, fill, version=package.version, on_load=lambda: self._watcher.on_missing(package.name))
+        if "." in name:
+            return _made_spec(name, fill)
+        return _made_spec(name, fill, version=package.version, on_load=lambda: self._note(package))
+
+    def _note(self, package: Package) -> None:
+        if package.name not in self._noted:
+            self._noted.add(package.name)
+            self._watcher.on_missing(package.name)
 
     def _reject(self, name: str, package: Package) -> None:
         raise ModuleNotFoundError(
@@ -134,10 +151,10 @@ class _MakingLoader(Loader):
         self._on_load = on_load
 
     def exec_module(self, module: ModuleType) -> None:
-        if self._version is not None and "." not in module.__name__:
+        if self._version is not None:
             module.__version__ = self._version  # type: ignore[attr-defined]
-            if self._on_load is not None:
-                self._on_load()
+        if self._on_load is not None:
+            self._on_load()
         self._fill(module)
 
 

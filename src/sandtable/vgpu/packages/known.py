@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 
-from sandtable.vgpu.packages import deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
+from sandtable.vgpu.packages import apex, deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
 from sandtable.vgpu.packages.importing import PackageFinder
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
@@ -13,6 +13,7 @@ from sandtable.vgpu.packages.watcher import Watcher
 __all__ = ["PACKAGES", "follow_packages"]
 
 PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
+    apex.package,
     deepspeed.package,
     flash_attn.package,
     nvrtc.package,
