@@ -99,6 +99,10 @@ def words_of(identifier: str) -> list[str]:
     return [word.lower() for word in words if word]
 
 
+MIRRORS = "sandtable.vgpu.packages."
+"""Modules that stand in for other packages' have their classes' names and their functions' parameters."""
+
+
 def listed(problems: list[str], remedy: str) -> str:
     """Format a failure: one problem per line, then what to do."""
     return "\n".join(["", *problems, f"=> {remedy}"])

@@ -80,6 +80,10 @@ class RunOptions(WhatIfOptions):
     share_imports: Annotated[
         bool, typer.Option(help="import the script's libraries once for all ranks after the first, where that is safe")
     ] = True
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="a package to leave missing, though there is a replacement; may be given several times"),
+    ] = None
     step_marker: Annotated[
         str, typer.Option(help="module:function whose returns end the steps, such as __main__:train_step")
     ] = ""
@@ -150,6 +154,7 @@ def run(options: RunOptions) -> None:
                 is_module=options.module,
                 max_operators=options.max_operators,
                 share_imports=options.share_imports,
+                without=tuple(options.without or ()),
                 step_marker=options.step_marker,
                 routing=options.routing,
                 command=("sandtable", *sys.argv[1:]),

@@ -41,6 +41,7 @@ class LaunchOptions:
         limits: how many ranks to run and to sample with `ranks="auto"`.
         routing: which experts the routers of a mixture choose: "balanced", "zipf:1.2", or a file with weights.
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
+        without: packages that stay missing if they are not installed, though there is a replacement.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
@@ -57,6 +58,7 @@ class LaunchOptions:
     limits: Limits = field(default_factory=Limits)
     routing: str = BALANCED
     share_imports: bool = True
+    without: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
@@ -184,6 +186,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         limits=options.limits,
         routing=Routing.parse(options.routing),
         share_imports=options.share_imports,
+        without=tuple(options.without),
         command=options.command,
         launcher_environment=environment,
     )

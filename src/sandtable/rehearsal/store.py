@@ -77,6 +77,7 @@ class CaptureStore:
             job.ranks,
             job.limits,
             job.routing,
+            job.without,
             *sorted(job.environment(0, master_port=0).items()),
             *job.leading_args(0, master_port=0),
             devices,

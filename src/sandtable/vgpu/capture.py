@@ -137,6 +137,7 @@ class Capture:
                 on_missing=partial(_note_missing_package, core),
             ),
             Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
+            without=settings.without,
         )
         follow_futures(core)
         routing = settings.routing
@@ -237,7 +238,8 @@ def _after_backward(core: ModuleType) -> Iterator[None]:
 
 
 def _note_missing_package(core: ModuleType, name: str) -> None:
-    core.note("missing package", f"{name} is not installed here: a replacement was imported, as if it were")
+    text = f"{name} is not installed here: a replacement is used as if it were; --without {name} rehearses without it"
+    core.note("missing package", text)
 
 
 def _set_up_cards(core: ModuleType, settings: RankSettings) -> None:

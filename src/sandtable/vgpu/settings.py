@@ -18,6 +18,7 @@ from sandtable.launch import (
 from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
+from sandtable.vgpu.package_names import REPLACED_PACKAGES
 from sandtable.vgpu.routing import Routing
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
@@ -43,6 +44,7 @@ class RankSettings:
     num_gpus: int
     routing: Routing
     has_nvlink: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,8 @@ class Job:
     `command` is the command line kept in the trace; by default script and arguments.
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
-    ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose.
+    ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
+    named in `without` stay missing if they are not installed.
     """
 
     script: str
@@ -103,6 +106,7 @@ class Job:
     launcher_environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     share_imports: bool = True
     routing: Routing = field(default_factory=Routing)
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -118,6 +122,7 @@ class Job:
         self.cluster.require(self.world_size, processes_per_node=self.nproc_per_node)
         if not isinstance(self.ranks, tuple) and self.ranks not in ("auto", "all"):
             raise LaunchError(f"ranks must be auto, all or a list of ranks, but got {self.ranks!r}; try auto")
+        self._require_known_packages()
         if isinstance(self.ranks, tuple):
             outside = [str(rank) for rank in self.ranks if not 0 <= rank < self.world_size]
             if outside or not self.ranks:
@@ -130,6 +135,14 @@ class Job:
             require_module(self.script, list(filter(None, paths.split(os.pathsep))))
         else:
             require_script(self.script)
+
+    def _require_known_packages(self) -> None:
+        unknown = [name for name in self.without if name not in REPLACED_PACKAGES]
+        if unknown:
+            raise LaunchError(
+                f"a package to leave out must have a replacement, but got {unknown[0]}; "
+                f"choose from {', '.join(REPLACED_PACKAGES)}"
+            )
 
     @property
     def num_nodes(self) -> int:
@@ -185,6 +198,7 @@ class Job:
             num_gpus=self._num_visible_gpus(rank),
             has_nvlink=kind.scale_up.kind.startswith("nv"),
             routing=self.routing,
+            without=self.without,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

@@ -1,53 +1,47 @@
 """Importing: modules of compiled packages are adapted after they have been imported, or made where they are missing.
 
 A finder at the head of `sys.meta_path` is asked for every module that this process imports from now on, and answers for
-the ones that a `Package` names.
+the ones that a `Package` names. It also lists missing packages among the installed distributions, because libraries ask
+for a package's version before they import it.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
 from types import ModuleType
 from typing import Any
 
-from sandtable.vgpu.packages import deepspeed, nvrtc, pynvml, transformer_engine, triton
 from sandtable.vgpu.packages.package import Fill, Package
 from sandtable.vgpu.packages.watcher import Watcher
 
-__all__ = ["follow_packages"]
-
-_PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
-    deepspeed.package,
-    nvrtc.package,
-    pynvml.package,
-    transformer_engine.package,
-    triton.package,
-)
-"""One file per package; a function each, because what is changed may report to the watcher."""
+__all__ = ["PackageFinder"]
 
 
-def follow_packages(watcher: Watcher, *more: Package) -> None:
-    """Adapt or make modules that this process imports from now on; `more` are packages without a file here."""
-    finder = _Finder((*(package(watcher) for package in _PACKAGES), *more), watcher)
-    sys.meta_path.insert(0, finder)
-    finder.adapt_imported()
+class PackageFinder(DistributionFinder):
+    """Finds modules of packages that have a file here.
 
+    Packages named in `without` stay missing if they are.
+    """
 
-class _Finder(MetaPathFinder):
-    """Finds modules of packages that have a file here."""
-
-    def __init__(self, packages: Iterable[Package], watcher: Watcher) -> None:
+    def __init__(self, packages: Iterable[Package], watcher: Watcher, *, without: Collection[str] = ()) -> None:
         self._watcher = watcher
         self._adaptations: dict[str, Fill] = {}
-        self._compiled: dict[str, Fill] = {}
+        self._compiled: dict[str, tuple[Package, Fill]] = {}
         self._missing: dict[str, tuple[Package, Fill]] = {}
+        self._root_packages: dict[str, Package] = {}
+        self._without = frozenset(without)
+        self._noted: set[str] = set()
         for package in packages:
             self._adaptations.update(package.adaptations)
-            self._compiled.update(package.compiled)
-            self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
+            self._compiled.update({name: (package, fill) for name, fill in package.compiled.items()})
+            if package.name not in without:
+                self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
+                self._root_packages.update(dict.fromkeys(package.missing_roots, package))
 
     def adapt_imported(self) -> None:
         """Adapt the modules that were imported before, as torch imports some."""
@@ -59,15 +53,27 @@ class _Finder(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in self._compiled:
-            return _made_spec(name, self._compiled[name])
-        if name not in self._adaptations and name not in self._missing:
-            return None
-        spec = self._elsewhere(name, path, target)
-        if spec is None and name in self._missing:
+            return self._replace_compiled(name)
+        if name in self._adaptations or name in self._missing:
+            spec = self._elsewhere(name, path, target)
+            if spec is not None and spec.loader is not None and name in self._adaptations:
+                spec.loader = _AdaptingLoader(spec.loader, self._adaptations[name])
+            if spec is not None or name not in self._missing:
+                return spec
             return self._replace(name)
-        if spec is not None and spec.loader is not None and name in self._adaptations:
-            spec.loader = _AdaptingLoader(spec.loader, self._adaptations[name])
-        return spec
+        root = name.partition(".")[0]
+        if root in self._root_packages and _is_made(sys.modules.get(root)):
+            self._reject(name, self._root_packages[root])
+        return None
+
+    def find_distributions(self, context: Any = DistributionFinder.Context()) -> Iterator[Distribution]:  # noqa: B008
+        """Yield the packages that are not installed here but can be imported."""
+        for package in {id(package): package for package in self._root_packages.values()}.values():
+            distribution = _MissingDistribution(package)
+            if context.name is not None and _normalised(context.name) != _normalised(distribution.metadata["Name"]):
+                continue
+            if all(self._elsewhere(root, None, None) is None for root in package.missing_roots):
+                yield distribution
 
     def _elsewhere(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         """Return what the other finders find."""
@@ -75,13 +81,42 @@ class _Finder(MetaPathFinder):
         specs = (finder.find_spec(name, path, target) for finder in others)
         return next((spec for spec in specs if spec is not None), None)
 
+    def _replace_compiled(self, name: str) -> ModuleSpec | None:
+        """Make a compiled module; it may be all that a script imports of a package that is not installed."""
+        package, fill = self._compiled[name]
+        is_missing = bool(package.missing) and self._elsewhere(package.name, None, None) is None
+        if is_missing and package.name in self._without:
+            return None
+        return _made_spec(name, fill, on_load=(lambda: self._note(package)) if is_missing else None)
+
     def _replace(self, name: str) -> ModuleSpec | None:
         """Make a module of a package that is not installed; one that lacks only this module is left as it is."""
         package, fill = self._missing[name]
-        root = sys.modules.get(name.partition(".")[0])
-        if "." in name and not isinstance(getattr(root, "__loader__", None), _MakingLoader):
+        if "." in name and not _is_made(sys.modules.get(name.partition(".")[0])):
             return None
-        return _made_spec(name, fill, version=package.version, on_load=lambda: self._watcher.on_missing(package.name))
+        if "." in name:
+            return _made_spec(name, fill)
+        return _made_spec(name, fill, version=package.version, on_load=lambda: self._note(package))
+
+    def _note(self, package: Package) -> None:
+        if package.name not in self._noted:
+            self._noted.add(package.name)
+            self._watcher.on_missing(package.name)
+
+    def _reject(self, name: str, package: Package) -> None:
+        raise ModuleNotFoundError(
+            f"No module named '{name}': {package.name} is not installed here, and its replacement has no such module; "
+            f"install {package.name}, or rehearse as if there were none: sandtable run --without {package.name}",
+            name=name,
+        )
+
+
+def _is_made(module: ModuleType | None) -> bool:
+    return isinstance(getattr(module, "__loader__", None), _MakingLoader)
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _made_spec(
@@ -89,6 +124,22 @@ def _made_spec(
 ) -> ModuleSpec:
     # A package, so that modules below it can be imported.
     return ModuleSpec(name, _MakingLoader(fill, version, on_load), origin="sandtable", is_package=True)
+
+
+class _MissingDistribution(Distribution):
+    """What pip would have left of a package that is not installed."""
+
+    def __init__(self, package: Package) -> None:
+        self._package = package
+
+    def read_text(self, filename: str) -> str | None:
+        if filename == "METADATA":
+            name = self._package.distribution or self._package.name
+            return f"Metadata-Version: 2.1\nName: {name}\nVersion: {self._package.version}\n"
+        return "\n".join(self._package.missing_roots) if filename == "top_level.txt" else None
+
+    def locate_file(self, path: Any) -> Any:
+        return path
 
 
 class _MakingLoader(Loader):
@@ -100,10 +151,10 @@ class _MakingLoader(Loader):
         self._on_load = on_load
 
     def exec_module(self, module: ModuleType) -> None:
-        if self._version is not None and "." not in module.__name__:
+        if self._version is not None:
             module.__version__ = self._version  # type: ignore[attr-defined]
-            if self._on_load is not None:
-                self._on_load()
+        if self._on_load is not None:
+            self._on_load()
         self._fill(module)
 
 

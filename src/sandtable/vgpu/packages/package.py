@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-__all__ = ["Fill", "Package"]
+__all__ = ["Fill", "Package", "names_of"]
 
 Fill = Callable[[ModuleType], None]
 """Puts functions and classes into a module, or replaces some that are there."""
@@ -19,6 +20,7 @@ class Package:
     `adaptations` change modules right after their own code ran. `compiled` modules are never loaded from their files:
     they are empty modules that we fill, whether the package is installed or not. `missing` modules are made and filled
     only if the package is not installed; they are listed with their parents, and `version` is then the package's.
+    `distribution` is what pip calls it, if not `name`.
     """
 
     name: str
@@ -26,3 +28,21 @@ class Package:
     compiled: Mapping[str, Fill] = field(default_factory=dict)
     missing: Mapping[str, Fill] = field(default_factory=dict)
     version: str = "0"
+    distribution: str = ""
+
+    @property
+    def missing_roots(self) -> tuple[str, ...]:
+        """The modules that a script imports to have the package, where it is not installed."""
+        return tuple(name for name in self.missing if "." not in name)
+
+
+def names_of(*modules: str) -> Fill:
+    """Return a function that fills a module with the public names of these modules of ours; none make it empty."""
+
+    def fill(module: ModuleType) -> None:
+        for name in modules:
+            ours = importlib.import_module(f"sandtable.vgpu.packages.{name}")
+            for public in ours.__all__:
+                setattr(module, public, getattr(ours, public))
+
+    return fill

@@ -1,0 +1,6 @@
+"""Package names: the packages that a script can import in a rehearsal though they are not installed."""
+
+__all__ = ["REPLACED_PACKAGES"]
+
+REPLACED_PACKAGES = ("apex", "flash_attn", "pynvml", "triton", "xformers")
+"""Those whose description in `vgpu.packages` has `missing` modules; `--without` leaves them missing."""

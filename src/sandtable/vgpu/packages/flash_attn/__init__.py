@@ -1,0 +1,59 @@
+"""FlashAttention 2: exact attention by tiles, and the small fused kernels that come with it.
+
+If flash_attn is installed, its Python code runs, and only `flash_attn_2_cuda` is replaced. If not, the public functions
+are those of the files here. Either way attention is the operators that flash_attn itself registers with torch
+(`flash_attn::_flash_attn_forward` and three more), with the memory that its C++ code allocates around them.
+"""
+
+import importlib
+from types import ModuleType
+
+from sandtable.vgpu.packages.package import Package, names_of
+from sandtable.vgpu.packages.watcher import Watcher
+
+__all__ = ["package"]
+
+
+def package(watcher: Watcher) -> Package:
+    """Return what is changed in which module."""
+    functions = names_of("flash_attn.functions")
+    empty = names_of()
+    return Package(
+        name="flash_attn",
+        version="2.8.3",
+        adaptations={"flash_attn.flash_attn_interface": _add_workspaces},
+        compiled={"flash_attn_2_cuda": names_of("flash_attn.compiled")},
+        missing={
+            "flash_attn": functions,
+            "flash_attn.flash_attn_interface": _fill_interface,
+            "flash_attn.bert_padding": names_of("flash_attn.padding"),
+            "flash_attn.layers": empty,
+            "flash_attn.layers.rotary": names_of("flash_attn.rotary"),
+            "flash_attn.losses": empty,
+            "flash_attn.losses.cross_entropy": names_of("flash_attn.cross_entropy"),
+            "flash_attn.modules": empty,
+            "flash_attn.modules.mha": functions,
+            "flash_attn.ops": empty,
+            "flash_attn.ops.activations": names_of("flash_attn.activations"),
+            "flash_attn.ops.layer_norm": names_of("flash_attn.norms"),
+            "flash_attn.ops.rms_norm": names_of("flash_attn.norms"),
+            "flash_attn.ops.triton": empty,
+            "flash_attn.ops.triton.cross_entropy": names_of("flash_attn.cross_entropy"),
+            "flash_attn.ops.triton.layer_norm": names_of("flash_attn.norms"),
+            "flash_attn.ops.triton.rotary": names_of("flash_attn.rotary"),
+        },
+    )
+
+
+def _fill_interface(module: ModuleType) -> None:
+    names_of("flash_attn.functions", "flash_attn.operators")(module)
+    module.flash_attn_gpu = importlib.import_module("flash_attn_2_cuda")  # type: ignore[attr-defined]
+
+
+def _add_workspaces(module: object) -> None:
+    """Have the installed package's functions copy and allocate what its code around the kernels would."""
+    from sandtable.vgpu.packages.flash_attn import operators
+
+    for name in operators.__all__:
+        if hasattr(module, name):
+            setattr(module, name, getattr(operators, name))

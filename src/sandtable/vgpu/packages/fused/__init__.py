@@ -1,0 +1,1 @@
+"""Fused kernels that many packages have: norms, rotary embeddings, losses and activations, each in one launch."""

@@ -1,0 +1,36 @@
+"""Known packages: those that have a file here, and how a rank follows their imports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+
+from sandtable.vgpu.packages import apex, deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
+from sandtable.vgpu.packages.importing import PackageFinder
+from sandtable.vgpu.packages.package import Package
+from sandtable.vgpu.packages.watcher import Watcher
+
+__all__ = ["PACKAGES", "follow_packages"]
+
+PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
+    apex.package,
+    deepspeed.package,
+    flash_attn.package,
+    nvrtc.package,
+    pynvml.package,
+    transformer_engine.package,
+    triton.package,
+    xformers.package,
+)
+"""A function each, because what is changed may report to the watcher."""
+
+
+def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] = ()) -> None:
+    """Adapt or make modules that this process imports from now on.
+
+    `more` are packages without a file here. Packages named in `without` stay missing if they are.
+    """
+    packages = [describe(watcher) for describe in PACKAGES]
+    finder = PackageFinder([*packages, *more], watcher, without=without)
+    sys.meta_path.insert(0, finder)
+    finder.adapt_imported()

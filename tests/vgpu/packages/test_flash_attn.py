@@ -1,0 +1,166 @@
+"""FlashAttention 2: operators, workspaces and gradients, of the installed package or of what stands in for it."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from tests.vgpu.virtual import on_gpu, rehearse
+
+from sandtable.trace import Phase
+
+BATCH, LENGTH, HEADS, HEADS_K, SIZE = 2, 1000, 8, 2, 64
+
+
+def _tensors(*, heads_k: int = HEADS_K, size: int = SIZE) -> list[Any]:
+    shapes = [(BATCH, LENGTH, heads, size) for heads in (HEADS, heads_k, heads_k)]
+    return [torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+
+
+def _fixed(functions: Any) -> None:
+    q, k, v = _tensors()
+    functions.flash_attn_func(q, k, v, causal=True).sum().backward()
+    assert [x.grad.shape for x in (q, k, v)] == [x.shape for x in (q, k, v)]
+
+
+def _packed(functions: Any) -> None:
+    qkv: Any = torch.empty(BATCH, LENGTH, 3, HEADS, SIZE, device="cuda", dtype=torch.float16, requires_grad=True)
+    functions.flash_attn_qkvpacked_func(qkv, dropout_p=0.1, window_size=(128, 0), deterministic=True).sum().backward()
+    q, k, _ = _tensors()
+    kv: Any = torch.stack([k, k], dim=2).detach().requires_grad_()
+    functions.flash_attn_kvpacked_func(q, kv, softcap=30.0).sum().backward()
+    assert (qkv.grad.shape, kv.grad.shape) == (qkv.shape, kv.shape)
+
+
+def _varlen(functions: Any) -> None:
+    q, k, v = (x.flatten(0, 1) for x in _tensors())
+    bounds = torch.tensor([0, 300, 1000, 2000], device="cuda", dtype=torch.int32)
+    functions.flash_attn_varlen_func(q, k, v, bounds, bounds, 1000, 1000, causal=True).sum().backward()
+    qkv = torch.stack([q, q, q], dim=1).detach().requires_grad_()
+    functions.flash_attn_varlen_qkvpacked_func(qkv, bounds, 1000).sum().backward()
+
+
+def _call(case: str, is_ours: bool) -> None:
+    import flash_attn
+
+    from sandtable.vgpu.packages.flash_attn import functions
+
+    {"fixed": _fixed, "packed": _packed, "varlen": _varlen}[case](functions if is_ours else flash_attn)
+
+
+def _operators(case: str, *, is_ours: bool = False) -> list[Any]:
+    trace = rehearse(_call, arguments={"case": case, "is_ours": is_ours}).trace
+    return [op for op in trace.rank(0).operators() if op.signature.op.startswith(("flash_attn::", "aten::sum"))]
+
+
+def test_attention_is_the_operators_that_flash_attn_registers():
+    forward, _, backward, *sums = _operators("fixed")
+    assert forward.signature.op == "flash_attn::_flash_attn_forward"
+    assert [spec.shape for spec in forward.signature.outputs][:2] == [
+        (BATCH, LENGTH, HEADS, SIZE),
+        (BATCH, HEADS, LENGTH),
+    ]
+    assert True in forward.signature.arguments  # causal
+    assert (backward.signature.op, backward.phase) == ("flash_attn::_flash_attn_backward", Phase.BACKWARD)
+    assert [op.signature.op for op in sums] == ["aten::sum"] * 2  # heads share keys and values
+
+
+def test_sequences_laid_end_to_end():
+    names = [op.signature.op for op in _operators("varlen") if "flash_attn" in op.signature.op]
+    assert names == ["flash_attn::_flash_attn_varlen_forward", "flash_attn::_flash_attn_varlen_backward"] * 2
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is None, reason="compares with the installed package")
+@pytest.mark.parametrize("case", ["fixed", "packed", "varlen"])
+def test_the_installed_package_leaves_the_same_records(case):
+    installed, ours = ([op.signature for op in _operators(case, is_ours=is_ours)] for is_ours in (False, True))
+    assert installed == ours
+
+
+@on_gpu()
+def test_the_backward_pass_needs_an_accumulator_in_float32():
+    from flash_attn import flash_attn_func
+
+    q, k, v = _tensors(heads_k=HEADS)
+    out = flash_attn_func(q, k, v)
+    grad = torch.empty_like(out)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(out, (q, k, v), grad)
+    rows = BATCH * HEADS * 1024
+    gradients, accumulator, sums = 3 * 2 * q.numel(), 4 * rows * SIZE, 4 * rows
+    peak = torch.cuda.max_memory_allocated() - before
+    unsplit = peak - gradients - accumulator - sums  # what is left of a block that is not worth splitting
+    assert 0 <= unsplit < 1 << 20
+
+
+@on_gpu()
+def test_what_is_saved_is_what_flash_attn_saves():
+    from flash_attn import flash_attn_func
+
+    tensors = _tensors(size=60)  # padded to 64
+    before = torch.cuda.memory_allocated()
+    out = flash_attn_func(*tensors)
+    padded = sum(2 * tensor.numel() * 64 // 60 for tensor in tensors)
+    output, sums, state = 2 * BATCH * LENGTH * HEADS * 64, 4 * BATCH * HEADS * LENGTH, 512
+    rounding = 3 * 512
+    assert 0 <= torch.cuda.memory_allocated() - before - (padded + output + sums + state) <= rounding
+    assert out.shape == tensors[0].shape
+
+
+@on_gpu()
+def test_padding_is_taken_out_and_put_back():
+    from flash_attn.bert_padding import pad_input, unpad_input
+
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]], device="cuda")
+    x: Any = torch.arange(12.0, device="cuda").reshape(2, 3, 2).requires_grad_()
+    tokens, places, bounds, longest, used = unpad_input(x, mask)
+    assert (tokens.shape, places.tolist(), bounds.tolist(), longest) == ((3, 2), [0, 1, 3], [0, 2, 3], 2)
+    assert used.tolist() == [2, 1]
+    padded = pad_input(tokens, places, 2, 3)
+    assert padded.tolist() == (x * mask.unsqueeze(-1)).tolist()
+    padded.sum().backward()
+    assert x.grad.sum().item() == 6
+
+
+def _layers() -> None:
+    from flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb
+    from flash_attn.losses.cross_entropy import CrossEntropyLoss
+    from flash_attn.ops.triton.layer_norm import RMSNorm, layer_norm_fn
+
+    x: Any = torch.empty(4, 512, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    norm = RMSNorm(1024, device="cuda", dtype=torch.bfloat16)
+    y, total = norm(x, residual=x.detach().float(), prenorm=True)
+    assert (y.dtype, total.dtype) == (torch.bfloat16, torch.float32)
+    (y + total).sum().backward()
+    assert x.grad.shape == x.shape
+    assert norm.weight.grad.shape == norm.weight.shape
+    assert layer_norm_fn(x, norm.weight, norm.weight).shape == x.shape
+    angles = torch.empty(512, 32, device="cuda")
+    q = x.unflatten(-1, (16, 64))
+    apply_rotary_emb(q, angles, angles).sum().backward()
+    qkv = torch.empty(4, 512, 3, 16, 64, device="cuda", requires_grad=True)
+    RotaryEmbedding(64, device="cuda")(qkv * 1).sum().backward()
+    logits = torch.empty(2048, 32000, device="cuda", requires_grad=True)
+    loss = CrossEntropyLoss(inplace_backward=True)(logits, torch.zeros(2048, device="cuda", dtype=torch.int64))
+    (grad,) = torch.autograd.grad(loss, logits)
+    assert grad.data_ptr() == logits.data_ptr()
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="the installed package's own kernels are Triton's")
+def test_fused_layers_are_one_kernel_each_way():
+    operators = [op for op in rehearse(_layers).trace.rank(0).operators() if "flash_attn::" in op.signature.op]
+    assert [op.signature.op.removeprefix("flash_attn::") for op in operators] == [
+        "layer_norm",
+        "layer_norm_backward",
+        "layer_norm",
+        "rotary",
+        "rotary_backward",
+        "rotary",
+        "rotary_backward",
+        "cross_entropy",
+        "cross_entropy_backward",
+    ]
+    work = operators[0].signature.work
+    assert work is not None
+    assert work.family == "normalisation"
