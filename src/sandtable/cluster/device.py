@@ -38,7 +38,8 @@ class GemmEfficiency(Origin):
     `matrix_share` is of the matrix units (tensor cores), `vector_share` of the ordinary lanes. `tile_ns` is what
     filling and draining the pipeline costs per tile. `misaligned_share` is what remains of the speed where rows do not
     start at multiples of 16 bytes. `small_tile_loss` is how much of Ampere's loss with small tiles there is (0: none).
-    `burst_gain` is how much faster the matrix units run in a benchmark of some milliseconds than in a long run.
+    `burst_gain` is how much faster the matrix units run in a benchmark of some milliseconds than in a long run;
+    `float8_burst_gain` is less, since products of 8 bits draw so much power that their clocks are low from the start.
     """
 
     matrix_share: float
@@ -47,6 +48,7 @@ class GemmEfficiency(Origin):
     misaligned_share: float
     small_tile_loss: float
     burst_gain: float
+    float8_burst_gain: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class AttentionPass:
     Each query costs as much as `ramp_keys` keys more, and each key as much as `head_ramp` dimensions more: what starts
     a block, and what the softmax needs. `wide_head_share` is what remains of the speed with heads beyond 192,
     `float8_share` with float8 relative to its higher peak, `deterministic_share` with sums in a fixed order.
+    `float8_skips`: whether the kernel in float8 leaves out what a causal mask hides.
     """
 
     share: float
@@ -64,6 +67,7 @@ class AttentionPass:
     wide_head_share: float
     float8_share: float
     deterministic_share: float
+    float8_skips: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ class GemmTable(SourcedTable):
     misaligned_share: Share = Field(description="the remaining speed where rows are not aligned to 16 bytes")
     small_tile_loss: Rate = Field(default=1.0, description="how much of Ampere's loss with small tiles there is")
     burst_gain: Gain = Field(default=1.0, description="the gain of a benchmark of some milliseconds over a long run")
+    float8_burst_gain: Gain = Field(default=1.0, description="the same for float8")
 
 
 class AttentionPassTable(TomlTable):
@@ -58,6 +59,7 @@ class AttentionPassTable(TomlTable):
     wide_head_share: Share = Field(default=0.9, description="the remaining speed with heads beyond 192")
     float8_share: Share = Field(default=0.75, description="the remaining share of the peak with float8")
     deterministic_share: Share = Field(default=0.6, description="the remaining speed with sums in a fixed order")
+    float8_skips: bool = Field(default=True, description="whether float8 leaves out what a causal mask hides")
 
 
 class AttentionKernelTable(TomlTable):

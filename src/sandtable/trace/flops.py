@@ -18,7 +18,7 @@ from math import prod
 from sandtable.errors import TraceError
 from sandtable.trace.signature import Signature, TensorSpec
 
-__all__ = ["flops"]
+__all__ = ["flops", "num_packed"]
 
 Shape = tuple[int, ...]
 
@@ -161,14 +161,16 @@ def _padded(signature: Signature, key: Shape) -> Shape:
         return key
     lengths = [item for item in signature.arguments if isinstance(item, int) and not isinstance(item, bool)]
     longest = min(lengths[1], key[-2]) if len(lengths) > 1 else key[-2]
-    offsets = next((spec for spec in signature.inputs[3:] if _are_offsets(spec)), None)
-    mean = min(longest, key[-2] / max(1, offsets.num_elements - 1)) if offsets else longest
+    mean = min(longest, key[-2] / num_packed(signature))
     return (*key[:-2], round(mean + (longest - mean) / 3), key[-1])
 
 
-def _are_offsets(spec: TensorSpec) -> bool:
-    """Return whether it is where packed sequences start: one more than there are sequences."""
-    return spec.dtype in ("int32", "int64") and len(spec.shape) == 1 and spec.num_elements > 1
+def num_packed(signature: Signature) -> int:
+    """Return how many sequences are packed: the tensor of their starts, an integer vector, has one entry more."""
+    for spec in signature.inputs[3:]:
+        if spec.dtype in ("int32", "int64") and len(spec.shape) == 1 and spec.num_elements > 1:
+            return spec.num_elements - 1
+    return 1
 
 
 def _rnn(signature: Signature) -> int:

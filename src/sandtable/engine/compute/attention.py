@@ -24,7 +24,7 @@ from typing import ClassVar, cast
 from sandtable.cluster.device import AttentionPass
 from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import best_rate
-from sandtable.trace.flops import flops
+from sandtable.trace.flops import flops, num_packed
 from sandtable.trace.signature import Signature, TensorSpec
 
 __all__ = ["Attention", "kernel_of", "pass_of"]
@@ -42,6 +42,9 @@ _FLOAT32_SHARE = 0.5
 
 _PAGED_SHARE = 0.88
 """What remains of the speed when keys are found by a table of pages instead of one after the other."""
+
+_PLAN_NS = 5000.0
+"""FlashAttention-3 plans the blocks of packed sequences in a kernel of its own; a call takes 11 us at least."""
 
 _HEADS = {
     "flash": (32, 64, 96, 128, 192, 256),
@@ -83,23 +86,37 @@ class Attention(Family):
     )
 
     def work_ns(self, signature: Signature) -> float:
-        products_ns = self._products_ns(signature)
-        bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
-        return self.streaming.kernel_ns * (2 if is_backward(signature) else 1) + slower_of(products_ns, bytes_ns)
-
-    def _products_ns(self, signature: Signature) -> float:
-        """Return the time of the blocks of queries, each with its keys and `ramp_keys` more, dealt out in turns."""
         shape = _Shape.of(signature)
+        bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
+        return slower_of(self._products_ns(signature, shape), bytes_ns) + self._other_kernels_ns(signature, shape)
+
+    def _other_kernels_ns(self, signature: Signature, shape: "_Shape") -> float:
+        """Return the time of kernels before and after the main one, and of launching all.
+
+        Backward, dO·O is summed per row first, and dQ is added up in float32 (written as zeros before, read and cast
+        after): 4 bytes per dimension of a value, and 10 of a query.
+        """
+        kernel_ns = self.streaming.kernel_ns
+        if not is_backward(signature):
+            return kernel_ns + (_PLAN_NS if shape.is_packed and kernel_of(signature.name) == "flash3" else 0.0)
+        if kernel_of(signature.name) == "efficient":
+            return 2 * kernel_ns
+        gradient_bytes = shape.num_rows * shape.num_queries * (4 * shape.v_dim + 10 * shape.qk_dim)
+        return 3 * kernel_ns + self.memory_ns(gradient_bytes, self.streaming.elementwise_share)
+
+    def _products_ns(self, signature: Signature, shape: "_Shape") -> float:
+        """Return the time of the blocks of queries, each with its keys and `ramp_keys` more, dealt out in turns."""
         if not shape.keys:
             return 0.0
+        table = pass_of(self.device.efficiency.attention, signature.name)
         block = _queries_per_block(signature, shape)
         full = _BLOCK * ceil(shape.keys / _BLOCK)
-        visited = (full + min(block, full)) / 2 if is_causal(signature) else float(full)
+        is_skipped = is_causal(signature) and (table.float8_skips or not _is_float8(signature))
+        visited = (full + min(block, full)) / 2 if is_skipped else float(full)
         if shape.window:
             visited = min(visited, shape.window + block)
         turns = shape.num_rows * ceil(shape.num_queries / block) / self.device.num_sms
         turns = max(1.0, turns + 0.5) if visited < full else ceil(turns)
-        table = pass_of(self.device.efficiency.attention, signature.name)
         pairs = turns * self.device.num_sms * block * (visited + table.ramp_keys)
         return pairs * shape.padded_flops * 1e9 / (self._rate(signature, table) * _head_share(shape.padded_dim, table))
 
@@ -113,7 +130,7 @@ class Attention(Family):
         if not rate.on_matrix_units and self.device.vendor != "cpu":
             return rate.peak * _FLOAT32_SHARE
         share = table.share * (self.device.efficiency.attention.burst_gain if self.conditions.burst else 1.0)
-        if _query(signature).dtype.startswith("float8"):
+        if _is_float8(signature):
             share *= table.float8_share
         if _is_deterministic(signature):
             share *= table.deterministic_share
@@ -130,15 +147,19 @@ class _Shape:
     num_queries: int
     keys: int
     window: int
+    qk_dim: int
+    v_dim: int
+    is_packed: bool
     padded_flops: int
     padded_dim: float
 
     @classmethod
     def of(cls, signature: Signature) -> "_Shape":
-        """Read the shape of a recorded operator; packed sequences are one row per head."""
+        """Read the shape of a recorded operator; packed sequences count as so many of their mean length."""
         *batch, first, second, qk_dim = _query(signature).shape
         heads, num_queries = (first, second) if "scaled_dot_product" in signature.name else (second, first)
-        num_rows = (batch[0] if batch else 1) * heads
+        num_sequences = batch[0] if batch else num_packed(signature)
+        num_rows, num_queries = num_sequences * heads, num_queries if batch else -(-num_queries // num_sequences)
         v_dim = signature.inputs[3 if is_backward(signature) else 2].shape[-1]
         pair = _pair_flops(signature, qk_dim, v_dim)
         keys = flops(signature) // max(1, num_rows * num_queries * pair)
@@ -149,6 +170,9 @@ class _Shape:
             num_queries=num_queries,
             keys=keys,
             window=_window(signature),
+            qk_dim=qk_dim,
+            v_dim=v_dim,
+            is_packed=not batch,
             padded_flops=_pair_flops(signature, qk_padded, v_padded),
             padded_dim=(qk_padded + v_padded) / 2,
         )
@@ -218,6 +242,10 @@ def _window(signature: Signature) -> int:
 def _has_pages(signature: Signature) -> bool:
     """Return whether a table of pages, an integer matrix, is among the tensors."""
     return any(spec.dtype == "int32" and len(spec.shape) == 2 for spec in signature.inputs[3:])
+
+
+def _is_float8(signature: Signature) -> bool:
+    return _query(signature).dtype.startswith("float8")
 
 
 def _query(signature: Signature) -> TensorSpec:

@@ -91,7 +91,12 @@ class Family(ABC):
         """Return the operations per second that the inner loop of a good product reaches."""
         table = self.device.efficiency.gemm
         reached = rate.reachable(matrix_share=table.matrix_share, vector_share=table.vector_share)
-        return reached * table.burst_gain if self.conditions.burst and rate.on_matrix_units else reached
+        if not self.conditions.burst or not rate.on_matrix_units:
+            return reached
+        return reached * (table.float8_burst_gain if self._is_eight_bit(rate) else table.burst_gain)
+
+    def _is_eight_bit(self, rate: Rate) -> bool:
+        return rate.on_matrix_units and rate.peak > self.device.matmul.bfloat16 > 0
 
     def tile_throughput(self, rate: Rate, reached: float) -> TileThroughput:
         """Return the rates for `tiled_ns`, with `reached` operations per second in the inner loop."""
@@ -100,6 +105,7 @@ class Family(ABC):
             num_sms=self.device.num_sms,
             rate=reached,
             on_matrix_units=rate.on_matrix_units,
+            is_eight_bit=self._is_eight_bit(rate),
             tile_ns=table.tile_ns,
             small_tile_loss=table.small_tile_loss,
             kernel_ns=self.streaming.kernel_ns,

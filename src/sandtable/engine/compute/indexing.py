@@ -12,6 +12,8 @@ from sandtable.trace.signature import Signature
 __all__ = ["Indexing"]
 
 _LINE_BYTES = 32
+_LONG_ROW_BYTES = 512
+_ROW_LOOKUPS = frozenset({"aten::embedding", "aten::index_select"})
 
 _IMPLEMENTATIONS: dict[str, tuple[int, float]] = {
     **dict.fromkeys(("embedding", "index", "index_select", "gather", "take", "take_along_dim"), (1, 1.0)),
@@ -37,7 +39,8 @@ class Indexing(Family):
 
     def work_ns(self, signature: Signature) -> float:
         num_kernels, passes = _IMPLEMENTATIONS[signature.name.removeprefix("aten::").removesuffix("_")]
-        moved_ns = self.memory_ns(self.traffic_bytes(signature) * passes, self.streaming.indexing_share)
+        share = self.streaming.elementwise_share if _picks_long_rows(signature) else self.streaming.indexing_share
+        moved_ns = self.memory_ns(self.traffic_bytes(signature) * passes, share)
         return num_kernels * self.streaming.kernel_ns + moved_ns
 
     def traffic_bytes(self, signature: Signature) -> int:
@@ -47,4 +50,16 @@ class Indexing(Family):
             return inputs[1].size_bytes + inputs[1].num_elements * _LINE_BYTES
         if name.startswith("aten::nll_loss"):
             return inputs[2].size_bytes + sum(spec.size_bytes for spec in signature.outputs)
+        if name == "aten::embedding":
+            # A row that is picked again comes from the cache.
+            table, indices = inputs[:2]
+            picked = sum(spec.size_bytes for spec in signature.outputs)
+            return min(picked, table.distinct_bytes) + indices.size_bytes + picked
         return super().traffic_bytes(signature)
+
+
+def _picks_long_rows(signature: Signature) -> bool:
+    """Return whether whole rows of many lines are read, as fast as memory in order."""
+    if signature.name not in _ROW_LOOKUPS or len(signature.inputs[0].shape) != 2:
+        return False
+    return signature.inputs[0].shape[-1] * signature.inputs[0].element_bytes >= _LONG_ROW_BYTES

@@ -42,6 +42,7 @@ class TileThroughput:
     num_sms: int
     rate: float
     on_matrix_units: bool
+    is_eight_bit: bool
     tile_ns: float
     small_tile_loss: float
     kernel_ns: float
@@ -51,6 +52,9 @@ class TileThroughput:
 _MATRIX_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.82), (64, 128, 0.82), (64, 64, 0.68))
 _VECTOR_TILES = ((128, 128, 1.0), (128, 64, 0.95), (64, 128, 0.95), (64, 64, 0.87), (32, 32, 0.6))
 """Rows, columns, and the share of the best tile's speed: small tiles fetch more for each number they compute."""
+
+_EIGHT_BIT_TILES = ((128, 128, 1.0),)
+"""Products in float8 with a scale per row or tensor have one tile (CUTLASS), so their turns are not chosen to fit."""
 
 _GROUP_TILES = (*_MATRIX_TILES, (64, 256, 0.95), (32, 128, 0.57), (16, 128, 0.33))
 """Grouped products also have flat tiles, for groups of few rows."""
@@ -65,8 +69,14 @@ def tiled_ns(product: Product, throughput: TileThroughput) -> float:
     """Return the time of the best tile and split."""
     if not product.flops:
         return 0.0
-    tiles = _MATRIX_TILES if throughput.on_matrix_units else _VECTOR_TILES
+    tiles = _tiles(throughput)
     return min(_one_ns(product, throughput, tile, splits) for tile in tiles for splits in _SPLITS)
+
+
+def _tiles(throughput: TileThroughput) -> tuple[tuple[int, int, float], ...]:
+    if throughput.is_eight_bit:
+        return _EIGHT_BIT_TILES
+    return _MATRIX_TILES if throughput.on_matrix_units else _VECTOR_TILES
 
 
 def grouped_ns(products: Sequence[Product], throughput: TileThroughput) -> float:

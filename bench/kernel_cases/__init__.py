@@ -1,0 +1,1 @@
+"""Published times of single kernels, as operators that the cost model prices; see bench/kernels.py."""
