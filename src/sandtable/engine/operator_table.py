@@ -22,6 +22,8 @@ class Costs:
     """By phase and signature: [num_phases, num_signatures]."""
     launch_host_ns: F64
     """By `LaunchKind`, for kernels that are not launched eagerly: [num_launch_kinds]."""
+    hooked_scale: float
+    """How much longer the host takes to issue an operator while hooks in Python take what autograd saves."""
     is_copy: npt.NDArray[np.bool_]
     has_flops: npt.NDArray[np.bool_]
     call_host_ns: float

@@ -204,7 +204,9 @@ class _Compiler:
         work = np.where(self.is_op, costs.work_ns[safe], 0.0)
         host = np.where(self.is_op, costs.host_ns[self.phase, safe], costs.mark_host_ns)
         launch = np.where(self.is_op, self.rank.records.value[self.index], LaunchKind.EAGER)
-        host = np.where(launch == LaunchKind.EAGER, host, costs.launch_host_ns[launch])
+        host *= np.where(launch == LaunchKind.HOOKED, costs.hooked_scale, 1.0)
+        is_eager = (launch == LaunchKind.EAGER) | (launch == LaunchKind.HOOKED)
+        host = np.where(is_eager, host, costs.launch_host_ns[launch])
         host[self.kind == Kind.COLLECTIVE] = costs.call_host_ns
         host[(self.kind == Kind.WAIT) | (self.kind == Kind.STEP)] = 0.0
         if not len(begins):

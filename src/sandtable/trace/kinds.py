@@ -77,6 +77,8 @@ class LaunchKind(IntEnum):
     """As part of a CUDA graph, which is one launch."""
     CALL = 3
     """The first kernel of a compiled or a CUDA graph: with all that it takes to call the graph."""
+    HOOKED = 4
+    """Eagerly, while functions in Python take what autograd saves, as activation checkpointing has it."""
 
 
 class SyncKind(IntEnum):

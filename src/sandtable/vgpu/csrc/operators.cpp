@@ -1,6 +1,8 @@
 // One kernel for every operator: learn the shape, allocate the outputs, compute small values for real, write it down.
 #include "operators.h"
 
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/GradMode.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -527,9 +529,18 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     stack->push_back(std::move(result));
 }
 
+// Does autograd hand what it saves for backward to functions in Python, as checkpointing has it do?
+static bool saves_through_hooks() {
+  return c10::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+}
+
 void record_operator(uint32_t signature, int device) {
   Recorder& recorder = Recorder::get();
-  recorder.add(Kind::kOperator, signature, static_cast<uint16_t>(current_stream(device)), static_cast<int64_t>(recorder.take_launch()));
+  Launch launch = recorder.take_launch();
+  if (launch == Launch::kEager && saves_through_hooks())
+    launch = Launch::kHooked;
+  recorder.add(
+      Kind::kOperator, signature, static_cast<uint16_t>(current_stream(device)), static_cast<int64_t>(launch));
   if (recorder.over_limit() && limit_function != nullptr)
     limit_function();
 }

@@ -33,7 +33,7 @@ enum class Kind : uint8_t {
 enum class Phase : uint8_t { kForward = 0, kBackward = 1, kOptimizer = 2, kRecompute = 3 };
 
 // How the host launches an operator: the number is the `value` of its row.
-enum class Launch : int64_t { kEager = 0, kCompiled = 1, kGraph = 2, kCall = 3 };
+enum class Launch : int64_t { kEager = 0, kCompiled = 1, kGraph = 2, kCall = 3, kHooked = 4 };
 
 enum class Sync : int64_t { kDevice = 0, kStream = 1, kEvent = 2, kItem = 3, kCopy = 4, kShape = 5 };
 
