@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sandtable.vgpu.group_registry import GroupFamily, GroupRegistry
 from sandtable.vgpu.sharded_ranks import MAX_SAMPLES, ShardedRanks, ShardReader, study
-from sandtable.vgpu.splits import Division, Leaf, RankProperties, learn, untried
+from sandtable.vgpu.splits import Division, Leaf, RankProperties, divide_by_position, learn, untried
 
 __all__ = ["CapturePlan", "Limits", "by_digest", "component_labels", "plan", "stand_ins"]
 
@@ -308,6 +308,9 @@ class _RankFacts:
         kinds = {digests[rank] for rank in component.captured}
         may_ask = len(component.captured) < self.limits.max_samples
         facts = {"world_size": self.world_size, "gpus_per_node": self.gpus_per_node}
+        by_position = self._by_position(component, digests)
+        if by_position is not None:
+            return by_position
         if (
             len(kinds) > self.limits.max_kinds
             and len(component.captured) < len(component.ranks) <= self.limits.max_irregular
@@ -328,7 +331,17 @@ class _RankFacts:
     def is_unsure(self, component: _Component, digests: Mapping[int, str]) -> bool:
         """Return whether its captured ranks differ while the limit forbids further samples."""
         exhausted = self.limits.max_samples <= len(component.captured) < len(component.ranks)
-        return exhausted and len({digests[rank] for rank in component.captured}) > 1
+        kinds = {digests[rank] for rank in component.captured}
+        return exhausted and len(kinds) > 1 and self._by_position(component, digests) is None
+
+    def _by_position(self, component: _Component, digests: Mapping[int, str]) -> Division | None:
+        """Return the division by the position in a group, if the ranks are of too many kinds for a simpler rule."""
+        if len({digests[rank] for rank in component.captured}) <= self.limits.max_kinds:
+            return None
+        positions = [(column[component.ranks], size) for column, size in self.columns]
+        captured = {rank: digests[rank] for rank in component.captured}
+        max_size = min(self.limits.max_irregular, len(component.ranks) // 2)
+        return divide_by_position(component.ranks, captured, positions=positions, max_size=max_size)
 
     def _other_kinds(self, component: _Component) -> list[int]:
         """Return one rank of each kind (by the sizes of its groups) that has no captured rank."""

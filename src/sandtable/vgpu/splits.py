@@ -18,13 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Division", "Leaf", "RankProperties", "learn", "untried"]
+__all__ = ["Division", "Leaf", "RankProperties", "divide_by_position", "learn", "untried"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 CONFIDENCE = 0.95
 """A hypothesis is believed when it holds this share of the weight of those that explain what was seen."""
+
+CONFIRMED_POSITIONS = 3
+"""A position in groups is believed to decide the work when this many of its values have two captured ranks each."""
 
 MAX_WORLD_STEPS = 64
 """The number of "ranks from here on" properties over the whole world is limited to this."""
@@ -148,6 +151,34 @@ def learn(properties: RankProperties, digests: Mapping[int, str], *, may_ask: bo
     return Division(
         tuple(leaf for part in parts for leaf in part.leaves), tuple(rank for part in parts for rank in part.next_ranks)
     )
+
+
+def divide_by_position(
+    ranks: Ints, digests: Mapping[int, str], *, positions: Sequence[tuple[Ints, int]], max_size: int
+) -> Division | None:
+    """Divide `ranks` by their position in groups of at most `max_size`, each a class of its own; None if that fails.
+
+    Ranks that hold the experts of a mixture differ like this: every position of the group gets a load of its own.
+    """
+    captured = np.array([rank in digests for rank in ranks.tolist()], dtype=np.bool_)
+    for column, size in sorted(positions, key=lambda position: position[1]):
+        seen: dict[int, list[str]] = {}
+        for position, rank in zip(column[captured].tolist(), ranks[captured].tolist(), strict=True):
+            seen.setdefault(position, []).append(digests[rank])
+        if size > max_size or (column < 0).any() or any(len(set(found)) > 1 for found in seen.values()):
+            continue
+        # One rank of each position, from the first groups and the last in turn.
+        members = {position: ranks[column == position].tolist() for position in range(size)}
+        missing = [members[position][-(position % 2)] for position in range(size) if position not in seen]
+        if missing:
+            return Division((), tuple(missing))
+        confirmed = sum(len(found) > 1 or len(members[position]) == 1 for position, found in seen.items())
+        doubtful = [position for position, found in sorted(seen.items()) if len(found) == 1 < len(members[position])]
+        needed = doubtful[: max(min(CONFIRMED_POSITIONS, size) - confirmed, 0)]
+        more = [next(rank for rank in reversed(members[position]) if rank not in digests) for position in needed]
+        leaves = [Leaf(np.array(members[position]), seen[position][0]) for position in range(size)]
+        return Division(tuple(leaves), tuple(more))
+    return None
 
 
 def _pure_leaf(properties: RankProperties, captured: Bools, digest: str, *, may_ask: bool) -> Division:

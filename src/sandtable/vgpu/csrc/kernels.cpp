@@ -104,7 +104,8 @@ void note_unknown(const char* text) {
 }
 
 void note_read(const at::Tensor& tensor, const char* text) {
-  if (has_value(tensor) && certainty_of(tensor) == Certainty::kRouted)
+  bool may_be_size = c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+  if (may_be_size && has_value(tensor) && certainty_of(tensor) == Certainty::kRouted)
     note_routing();
   else if (!is_exact(tensor))
     note_unknown(text);
