@@ -152,6 +152,9 @@ class Capture:
     def attend(self, processes: ChildProcesses) -> None:
         """No torch, no hooks."""
 
+    def before_freeze(self) -> None:
+        """No torch, no parameters."""
+
     def become(self, settings: RankSettings) -> None:
         self._settings = dist.settings = settings
 

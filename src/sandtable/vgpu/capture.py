@@ -150,6 +150,10 @@ class Capture:
         core.set_recording(True)
         return cls(settings, core, channel, groups, steps, skipped, flat_buffers)
 
+    def before_freeze(self) -> None:
+        """Note the parameters that exist before the garbage collector forgets all objects."""
+        self._flat_buffers.note_parameters()
+
     def attend(self, processes: ChildProcesses) -> None:
         """Follow what the script's processes do with torch, and offer ranks the job's store."""
 

@@ -77,6 +77,7 @@ def exit_code(error: BaseException) -> int:
 def library_prefixes() -> list[str]:
     """Return the directories whose lines are not the user's: torch, the standard library, packages, sandtable."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]  # --user, other venvs
     paths += [str(torch_directory()), str(Path(__file__).parents[1]), str(cache_directory())]
     return sorted({os.path.join(path, "") for path in paths})
 

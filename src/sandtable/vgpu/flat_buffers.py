@@ -13,6 +13,7 @@ import gc
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from sandtable.trace import FlatBuffer, ReducedBucket
 
@@ -34,6 +35,11 @@ class FlatBufferReader:
         self.buckets: tuple[ReducedBucket, ...] = ()
         self._is_read = False
         self._reductions: list[tuple[bool, list[Place]]] = []
+        self._noted: list[ref[Parameter]] = []
+
+    def note_parameters(self) -> None:
+        """Note the parameters of a model that was built before the garbage collector forgets all objects."""
+        self._noted = [ref(parameter) for parameter in _visible_parameters()]
 
     def note_reduction(self, parameters: Iterable[Parameter], is_in_backward: bool) -> None:
         """Note that the gradients of these parameters, in this order, are reduced together."""
@@ -45,7 +51,9 @@ class FlatBufferReader:
         if self._is_read:
             return
         self._is_read = True
-        found = sorted(read_flat_buffers(), key=lambda item: (item[1].num_elements, item[1].parts))
+        noted = [parameter for parameter in (noted() for noted in self._noted) if parameter is not None]
+        self._noted.clear()
+        found = sorted(read_flat_buffers(noted), key=lambda item: (item[1].num_elements, item[1].parts))
         self.buffers = tuple(buffer for _, buffer in found)
         places = {
             (storage, start): (number, part)
@@ -61,16 +69,12 @@ class FlatBufferReader:
         self._reductions.clear()
 
 
-def read_flat_buffers() -> list[tuple[int, FlatBuffer]]:
-    """Return the layouts of all flat buffers that parameters of this process lie in, each with its storage."""
-    from torch import Tensor
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.nn import Parameter
+def read_flat_buffers(noted: Iterable[Parameter] = ()) -> list[tuple[int, FlatBuffer]]:
+    """Return the layouts of all flat buffers that parameters of this process lie in, each with its storage.
 
-    # By type: `isinstance` asks an object for its class, and proxies of objects that are gone raise.
-    tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
-    tensors = (tensor for tensor in tensors if not issubclass(type(tensor), FakeTensor))  # the compiler's
-    parameters = [tensor for tensor in tensors if isinstance(tensor, Parameter)]
+    `noted` are those that the garbage collector does not show any more.
+    """
+    parameters = [*noted, *_visible_parameters()]
     fsdp = sys.modules.get("torch.distributed.fsdp._flat_param")
     flat = [parameter for parameter in parameters if fsdp is not None and isinstance(parameter, fsdp.FlatParameter)]
     alone = [parameter for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
@@ -78,6 +82,18 @@ def read_flat_buffers() -> list[tuple[int, FlatBuffer]]:
     units = [(_storage(parameter), _unit(parameter)) for parameter in flat]
     units += [(_storage(parameter), _zero_parameter(parameter)) for parameter in alone]
     return [*units, *_shared_storages(p for p in parameters if _storage(p) not in sharded)]
+
+
+def _visible_parameters() -> list[Parameter]:
+    """Return the parameters that the garbage collector shows."""
+    from torch import Tensor
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.nn import Parameter
+
+    # By type: `isinstance` asks an object for its class, and proxies of objects that are gone raise.
+    tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+    tensors = (tensor for tensor in tensors if not issubclass(type(tensor), FakeTensor))  # the compiler's
+    return [tensor for tensor in tensors if isinstance(tensor, Parameter)]
 
 
 def _unit(flat: Any) -> FlatBuffer:

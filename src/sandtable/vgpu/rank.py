@@ -34,6 +34,9 @@ class RankCapture(RunningCapture, Protocol):
     def attend(self, processes: ChildProcesses) -> None:
         """Report launches of processes, the first use of CUDA and the making of the world."""
 
+    def before_freeze(self) -> None:
+        """Note what is read later from objects that the garbage collector is about to forget."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
@@ -132,7 +135,7 @@ def _capture(task: RankTask, script: ScriptSettings, prepared: PreparedRank, tur
     processes.install()
     capture.attend(processes)
     stop_on_signal(channel, first=processes.raise_rejection)
-    _follow_imports(task, script, channel)
+    _follow_imports(task, script, prepared)
     error: BaseException | None = None
     namespace: dict[str, object] = {}
     try:
@@ -148,7 +151,7 @@ def _capture(task: RankTask, script: ScriptSettings, prepared: PreparedRank, tur
     return code
 
 
-def _follow_imports(task: RankTask, script: ScriptSettings, channel: RankChannel) -> None:
+def _follow_imports(task: RankTask, script: ScriptSettings, prepared: PreparedRank) -> None:
     """Log the imports if that is asked for, and forget what they leave to the garbage collector when they have ended.
 
     From there on garbage is collected at the same points of the script, whether or not ranks share imports.
@@ -157,6 +160,7 @@ def _follow_imports(task: RankTask, script: ScriptSettings, channel: RankChannel
 
     def end() -> ImportsLogged | None:
         gc.collect()
+        prepared.capture.before_freeze()
         gc.freeze()
         gc.collect()
         if log is None:
@@ -164,7 +168,7 @@ def _follow_imports(task: RankTask, script: ScriptSettings, channel: RankChannel
         # A module that is the script itself must not have been imported when it runs.
         return ImportsLogged(tuple(tuple(module) for module in log.finish() if module.name != script.script))
 
-    channel.end_imports = end
+    prepared.channel.end_imports = end
     if log is not None:
         log.start()
 
