@@ -227,6 +227,12 @@ def every_second_product() -> tuple[object, object]:
     return contexts
 
 
+def loss_of_logits(logits: Tensor, targets: Tensor, *, low_precision: bool) -> Tensor:
+    """Cross entropy of [batch, seq, vocabulary], in fp32 or in the type of the logits."""
+    flat = logits.flatten(0, 1)
+    return F.cross_entropy(flat if low_precision else flat.float(), targets.flatten())
+
+
 def shard(model: Llama, *, device: torch.device, param_dtype: torch.dtype) -> None:
     """Make each layer a unit, and what is left another, sharded over all ranks."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
@@ -249,6 +255,11 @@ def main() -> None:
     config = replace(model_config, num_layers=args.layers or model_config.num_layers, fused_norm=args.fused_norm)
     with torch.device("meta"):
         model = Llama(config, checkpointing=args.checkpoint)
+    loss_of = partial(loss_of_logits, low_precision=args.low_precision_loss)
+    if args.compile:  # a layer at a time, before it is sharded, and the loss
+        for number, layer in enumerate(model.layers):
+            model.layers[number] = torch.compile(layer, fullgraph=True)
+        loss_of = torch.compile(loss_of)
     shard(model, device=process.device, param_dtype=getattr(torch, args.param_dtype))
     model.to_empty(device=process.device)
     fill_shards(model)
@@ -263,9 +274,8 @@ def main() -> None:
         tokens, targets = tokens.to(process.device), targets.to(process.device)
         optimizer.zero_grad()
         logits = model(tokens, rotation)
-        flat = logits.flatten(0, 1)
-        loss = F.cross_entropy(flat if args.low_precision_loss else flat.float(), targets.flatten())
-        del logits, flat  # or the bf16 logits stay through backward
+        loss = loss_of(logits, targets)
+        del logits  # or the bf16 logits stay through backward
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
@@ -286,6 +296,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", choices=["none", "full", "layer", "op"], default="none")
     parser.add_argument("--fused-norm", action="store_true", help="norms are one kernel")
     parser.add_argument("--low-precision-loss", action="store_true", help="the loss takes the logits as they are")
+    parser.add_argument("--compile", action="store_true", help="compile each layer, and the loss")
     parser.add_argument("--param-dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--log-every", type=int, default=1, help="steps between reading losses")

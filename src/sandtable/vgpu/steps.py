@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -230,6 +231,7 @@ class StepCounter:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
             self._watches_forward = True
+            warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
             register_module_forward_pre_hook(lambda module, inputs: self._stop_if(self._is_enough))
 
     @property

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,9 @@ from sandtable.vgpu.compile import inductor
 
 __all__ = ["follow_compiler"]
 
+_REASON_LENGTH = 300
+_OURS = str(Path(__file__).parents[2])
+
 
 def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> dict[str, Callable[[ModuleType], None]]:
     """Follow torch.compile in this process; return what is changed in which module when it is imported.
@@ -20,11 +25,13 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     `stop_if_done` is called before a compilation, and ends the script if all wanted steps have been made.
     """
     from torch._C._dynamo import guards
-    from torch._dynamo import callback, symbolic_convert
+    from torch._dynamo import callback, symbolic_convert, trace_rules
     from torch._inductor import config
 
     guards._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
 
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # that Triton is missing
+    trace_rules.add("sandtable")  # hooks of ours run as they are
     # What Inductor writes is code of a library, and no other process may take it for that of a run on a real card.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_directory()
     # One process compiles nothing; results would be shared with runs on a real card.
@@ -56,14 +63,23 @@ def _empty_strided(size: Any, stride: Any, dtype: Any) -> Any:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
+def _in_one_line(reason: str) -> str:
+    """Return Dynamo's reason without its first line, which names a bytecode, and without its hints."""
+    lines = [line.strip() for line in reason.partition("Hint:")[0].splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Encountered graph break"):
+        del lines[0]
+    return " ".join(lines)[:_REASON_LENGTH]
+
+
 def _note_graph_breaks(module: ModuleType, core: ModuleType) -> None:
     original = module.InstructionTranslatorBase.log_graph_break
 
     @functools.wraps(original)
     def log_graph_break(self: Any, code_options: Any, reason: str, exc: Any, *args: Any, **options: Any) -> Any:
         stack = getattr(exc, "real_stack", None)
-        place = f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
-        core.note("graph break", f"torch.compile ends a graph{place}: {reason.strip().splitlines()[0]}")
+        if not exc.logged and not (stack and stack[-1].filename.startswith(_OURS)) and _OURS not in reason:
+            place = f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+            core.note("graph break", f"torch.compile ends a graph{place}: {_in_one_line(reason)}")
         return original(self, code_options, reason, exc, *args, **options)
 
     module.InstructionTranslatorBase.log_graph_break = log_graph_break

@@ -125,7 +125,7 @@ def describe_kernel(kernel: Any, source: str) -> KernelDescription:
         if buffer not in accesses:
             continue
         size_bytes = _touched_elements(accesses[buffer], buffer, num_points) * V.graph.get_dtype(buffer).itemsize
-        is_read = definition.name.startswith(("in_ptr", "in_out_ptr"))
+        is_read = f"tl.load({definition.name} " in source  # of a buffer written in place, perhaps not
         is_written = definition.name.startswith(("out_ptr", "in_out_ptr"))
         row_bytes = size_bytes // max(1, _num_rows(kernel, hint))
         times = reads.get(definition.name, 1) if row_bytes > _LONG_ROW_BYTES else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 from sandtable.trace.kinds import LaunchKind
 from sandtable.vgpu.compile.fused_kernel import FusedKernel, describe_kernel
+from sandtable.vgpu.compile.known_values import small_graph, with_known_values
 
 __all__ = ["adaptations"]
 
@@ -68,27 +70,54 @@ def _describe_kernels(module: ModuleType) -> None:
 
 
 def _adapt_entry(module: ModuleType, core: ModuleType) -> None:
-    """Run a graph that Inductor cannot compile eagerly; launch what it would put into CUDA graphs as one."""
-    original = module.compile_fx
+    """Run graphs eagerly that Inductor cannot compile, and launch as one what it would put into a CUDA graph."""
+    compile_all, compile_one = module.compile_fx, module.compile_fx_inner
 
-    @functools.wraps(original)
-    def compile_fx(model: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
-        import copy
-
-        graph = copy.deepcopy(model.graph) if hasattr(model, "graph") else None
+    @functools.wraps(compile_one)
+    def compile_fx_inner(graph: Any, example_inputs: Any, **options: Any) -> Any:
+        """Compile a forward or a backward graph."""
+        known = small_graph(graph, example_inputs)
         try:
-            return original(model, example_inputs, *args, **options)
+            compiled = compile_one(graph, example_inputs, **options)
         except Exception as error:
-            if graph is None:
-                raise
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            core.note("torch.compile", f"a graph ran eagerly, because Inductor could not compile it: {reason[:300]}")
+            _note_failure(core, error)
+            return _boxed(graph)
+        return compiled if known is None else with_known_values(known, compiled, core)
+
+    @functools.wraps(compile_all)
+    def compile_fx(model: Any, example_inputs: Any, inner_compile: Any = compile_fx_inner, **options: Any) -> Any:
+        """Compile what Dynamo has traced."""
+        graph = copy.deepcopy(model.graph)
+        try:
+            return compile_all(model, example_inputs, inner_compile, **options)
+        except Exception as error:
+            _note_failure(core, error)
             model.graph = graph
             model.recompile()
             return model.forward
 
-    module.compile_fx = compile_fx
+    module.compile_fx, module.compile_fx_inner = compile_fx, compile_fx_inner
     module.cudagraphify = functools.partial(_launch_as_graph, core)
+
+
+def _boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` as AOTAutograd calls it: with a list, which is emptied so that inputs can be freed."""
+
+    def run_boxed(inputs: list[Any]) -> Any:
+        arguments = list(inputs)
+        inputs.clear()
+        return run(*arguments)
+
+    run_boxed._boxed_call = True  # type: ignore[attr-defined]
+    return run_boxed
+
+
+def _note_failure(core: ModuleType, error: Exception) -> None:
+    lines = str(error).strip().splitlines() or [""]
+    core.note(
+        "torch.compile",
+        f"a graph ran operator by operator, because Inductor could not compile it: {type(error).__name__}: {lines[0]}",
+    )
 
 
 def _launch_as_graph(core: ModuleType, run: Callable[..., Any], static_input_idxs: Sequence[int] = (), **_: Any) -> Any:

@@ -105,7 +105,8 @@ class Recorder {
   bool compiling() const { return compiling_; }
   // The first operator that is launched otherwise than eagerly is a call of what launches it.
   void set_launch(Launch launch) {
-    calling_ = launch_ == Launch::kEager && launch != Launch::kEager;
+    if (launch_ == Launch::kEager || launch == Launch::kEager)
+      calling_ = launch != Launch::kEager;
     launch_ = launch;
   }
   Launch launch() const { return launch_; }

@@ -64,7 +64,7 @@ void mark_parameter(const at::Tensor& tensor) {
 
 void look_for_parameter(const at::Tensor& written) {
   Block* block = written.defined() && written.is_cuda() ? block_of(written) : nullptr;
-  if (block == nullptr || !block->is_parameter)
+  if (block == nullptr || !block->is_parameter || Recorder::get().compiling())
     return;
   if (last_updated_after != num_begun) {
     last_updated_after = num_begun;
