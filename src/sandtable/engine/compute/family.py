@@ -21,6 +21,14 @@ _CACHED_SHARE = 0.8
 _CACHE_GAIN = 1.5
 """Tensors that fill at most this share of the L2 cache stay in it, and are read and written this much faster."""
 
+_GROUP_SHARE = 0.75
+_EIGHT_BIT_GROUP_SHARE = 1.15
+_SCALED_GROUP_SHARE = 0.62
+"""Of TensorRT-LLM's grouped products on H100: 16 bits; 8 bits, whose tiles are larger than those of a plain product;
+8 bits with a scale for each 128 numbers, which ordinary lanes multiply."""
+
+_SCALE_BLOCKS = (32, 128)
+
 Basis = Literal["measured", "fitted", "nominal"]
 """What a number rests on: a measurement, a fit to published times, or data sheets and usual figures."""
 
@@ -98,6 +106,12 @@ class Family(ABC):
     def _is_eight_bit(self, rate: Rate) -> bool:
         return rate.on_matrix_units and rate.peak > self.device.matmul.bfloat16 > 0
 
+    def group_share(self, rate: Rate, signature: Signature) -> float:
+        """Return the speed of the best tile of a grouped product relative to that of a plain one."""
+        if not self._is_eight_bit(rate):
+            return _GROUP_SHARE
+        return _SCALED_GROUP_SHARE if _has_block_scales(signature) else _EIGHT_BIT_GROUP_SHARE
+
     def tile_throughput(self, rate: Rate, reached: float) -> TileThroughput:
         """Return the rates for `tiled_ns`, with `reached` operations per second in the inner loop."""
         table = self.device.efficiency.gemm
@@ -111,6 +125,14 @@ class Family(ABC):
             kernel_ns=self.streaming.kernel_ns,
             bytes_per_ns=self.device.memory_bandwidth_bytes_per_s * self.streaming.elementwise_share / 1e9,
         )
+
+
+def _has_block_scales(signature: Signature) -> bool:
+    """Return whether a tensor of scales comes with the first one: a number for each 32 or 128 of its row."""
+    first, *others = signature.inputs
+    widths = {-(-first.shape[-1] // block) for block in _SCALE_BLOCKS} if first.shape else set()
+    kinds = ("float32", "float8_e8m0fnu")
+    return any(spec.dtype in kinds and len(spec.shape) > 1 and spec.shape[-1] in widths for spec in others)
 
 
 def names(text: str, *, library: str = "aten") -> frozenset[str]:
