@@ -52,7 +52,7 @@ class Described(Family):
             reached = self.product_rate(rate)
             if len(products) == 1:
                 return tiled_ns(products[0], self.tile_throughput(rate, reached))
-            return grouped_ns(products, self.tile_throughput(rate, reached * self.group_share(rate, signature)))
+            return grouped_ns(products, self.group_throughput(rate, reached, signature))
         return work.flops * 1e9 / self._reached(rate, signature.name)
 
     def _reached(self, rate: Rate, name: str) -> float:

@@ -43,8 +43,7 @@ class Gemm(Family):
         if rate.on_matrix_units:
             reached *= alignment_share((a, b, *signature.outputs[:1]), table.misaligned_share)
         if signature.name in _GROUPED:
-            reached *= self.group_share(rate, signature)
-            tiles_ns = grouped_ns([product_of(signature)], self.tile_throughput(rate, reached))
+            tiles_ns = grouped_ns([product_of(signature)], self.group_throughput(rate, reached, signature))
         else:
             tiles_ns = tiled_ns(product_of(signature), self.tile_throughput(rate, reached))
         return self.streaming.kernel_ns + slower_of(tiles_ns, self._bytes_ns(signature))
