@@ -65,7 +65,6 @@ class Gemm(Family):
     def _rate(self, signature: Signature) -> Rate:
         return best_rate(self.device, operands(signature)[0].dtype)
 
-
     def _bytes_ns(self, signature: Signature) -> float:
         return self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
 

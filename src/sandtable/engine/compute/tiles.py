@@ -114,7 +114,8 @@ def _one_ns(product: Product, throughput: TileThroughput, tile: tuple[int, int, 
     num_tiles = product.batch * ceil(product.m / rows) * ceil(product.n / columns)
     waves = ceil(num_tiles * splits / throughput.num_sms)
     k = ceil(product.k / splits / _K_STEP) * _K_STEP
-    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / (throughput.rate * quality**throughput.small_tile_loss)
+    rate = throughput.rate * float(quality**throughput.small_tile_loss)
+    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / rate
     return waves * (loop_ns + throughput.tile_ns) + _adding_up_ns(product, throughput, splits)
 
 
