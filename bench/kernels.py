@@ -2,15 +2,15 @@
 
     python bench/kernels.py            # every set
     python bench/kernels.py --quick    # one row in eight
-    python bench/kernels.py --set FlashAttention-2 --worst 5   # sets whose name contains the text, with the worst rows
+    python bench/kernels.py --set cuDNN --worst 5   # sets with this text in their name, and their worst rows
 
-The rows are in validation/kernels, with their sources; bench/kernel_cases turns each into the operators that ran. Prices
-are those of a benchmark (boost clocks; see `Conditions`), not of a long run. Of tables that the shares were fitted to,
-the rows of one shape in three were used, chosen by the hash of the shape; errors are those of the other rows. Next
-to them stands how far two published tables of the same shapes are apart. The last line is a JSON object:
+The rows are in validation/kernels, with their sources; bench/kernel_cases turns each into the operators that ran.
+Prices are those of a benchmark (boost clocks; see `Conditions`), not of a long run. Of tables that the shares were
+fitted to, the rows of one shape in three were used, chosen by the hash of the shape; errors are those of the other
+rows. Next to them stands how far two published tables of the same shapes are apart. The last line is a JSON object:
 
-sets     by set: rows (blind), fitted (rows used to fit), mean_pct, median_pct, worst_pct (of |error|), bias_pct (median)
-groups   the same over the sets that belong together, each set with the same weight
+sets     by set: rows (blind), fitted (rows used to fit); mean_pct, median_pct, worst_pct of |error|; bias_pct (median)
+groups   the same over all rows of the sets that belong together; median and bias are medians over the sets
 spread   by pair of tables: shapes, mean_pct and p95_pct of |ratio - 1|
 """
 
@@ -157,8 +157,8 @@ def group_summary(group: str, sets: dict[str, dict[str, float]]) -> dict[str, fl
 def print_line(name: str, figures: dict[str, float]) -> None:
     """Print the figures of a set or a group."""
     print(
-        f"{name:58} {figures['rows']:5} blind {figures['fitted']:4} fitted  mean {figures['mean_pct']:5.1f} %  "
-        f"median {figures['median_pct']:5.1f} %  worst {figures['worst_pct']:6.1f} %  bias {figures['bias_pct']:+6.1f} %"
+        f"{name:58} {figures['rows']:5} blind {figures['fitted']:4} fitted  mean {figures['mean_pct']:5.1f} %  median "
+        f"{figures['median_pct']:5.1f} %  worst {figures['worst_pct']:5.1f} %  bias {figures['bias_pct']:+5.1f} %"
     )
 
 
@@ -173,7 +173,10 @@ def spreads() -> Iterator[tuple[str, dict[str, float]]]:
     ):
         rows = [row for row in read("products") if row[first] and row[second]]
         yield f"products {first} / {second}", _spread(float(row[first]) / float(row[second]) for row in rows)
-    yield "casts to fp8 H100 / H200", _spread(float(r["h100_cast_us"]) / float(r["h200_cast_us"]) for r in read("casts"))
+    yield (
+        "casts to fp8 H100 / H200",
+        _spread(float(r["h100_cast_us"]) / float(r["h200_cast_us"]) for r in read("casts")),
+    )
     for dtype in ("bfloat16", "fp8", "fp8_block"):
         pairs = [(float(r["h100_us"]), float(r["h200_us"])) for r in read("experts") if r["dtype"] == dtype]
         yield f"experts {dtype} H100 / H200", _spread(first / second for first, second in pairs)

@@ -1,4 +1,4 @@
-"""Attention: rows of validation/kernels/attention.csv as the operators of flash_attn, FlashAttention-3, cuDNN and torch.
+"""Attention: rows of validation/kernels/attention.csv as operators of flash_attn, FlashAttention-3, cuDNN and torch.
 
 The tables of a serving engine (`serving_*`) also write the new keys and values to a cache, and read them by pages.
 """
@@ -11,12 +11,25 @@ from sandtable.trace.signature import Signature
 __all__ = ["attention_cases", "attention_operators"]
 
 _DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
-_KERNELS = {"flash": "FlashAttention-2", "flash3": "FlashAttention-3", "cudnn": "cuDNN", "efficient": "memory-efficient"}
+_KERNELS = {
+    "flash": "FlashAttention-2",
+    "flash3": "FlashAttention-3",
+    "cudnn": "cuDNN",
+    "efficient": "memory-efficient",
+}
 _KERNELS["flash4"] = "FlashAttention-4"
 _PRICED_AS = {"flash4": "flash3"}
 _GPUS = {"a100-sxm4-80gb": "A100", "a100-pcie-80gb": "A100", "h100-sxm5-80gb": "H100", "h200-sxm-141gb": "H200"}
 _OTHER_GPUS = {"b200-sxm-180gb": "B200", "gb200-186gb": "GB200", "b300-sxm-288gb": "GB300"}
-_FITTED_TABLES = ("figure_fa2_a100", "figure_fa2_h100", "figure_fa3", "serving_fa2", "cudnn_frontend", "cudnn_training", "tritonbench")
+_FITTED_TABLES = (
+    "figure_fa2_a100",
+    "figure_fa2_h100",
+    "figure_fa3",
+    "serving_fa2",
+    "cudnn_frontend",
+    "cudnn_training",
+    "tritonbench",
+)
 _PAGE = 16
 _TRACE_SMS = 112
 """Of 132: in DeepSeek's trace the others run the exchange between experts."""

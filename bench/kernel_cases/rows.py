@@ -1,9 +1,9 @@
 """Kernels limited by memory: norms, rotary embedding, gates, losses and embeddings of Liger, cuDNN and torch.
 
 Each is one row of validation/kernels/rows.csv. Liger's times are those of `triton.testing.do_bench`: the cache is
-flushed before each call, and the time between two events holds some microseconds more than the kernels. Its backward and
-full passes are issued through autograd, and where kernels are short the host sets the time: rows below 1.5 times the
-smallest of their curve are left out of those.
+flushed before each call, and the time between two events holds some microseconds more than the kernels. Its backward
+and full passes are issued through autograd, and where kernels are short the host sets the time: rows below 1.5 times
+the smallest of their curve, and smaller shapes than those, are left out.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ _HEADS, _KV_HEADS = 32, 8
 
 _BACKWARD_ROW_NS, _BACKWARD_ELEMENT_NS, _SPILL = 700.0, {2: 0.86, 4: 1.06}, 1.9
 _LONGEST_ROW = 16384
-"""Liger's backward norms: one program per multiprocessor takes a row at a time; longer rows do not fit its registers."""
+"""Liger's backward norms: one program per multiprocessor takes a row at a time; its registers hold no longer rows."""
 
 _LOSS_ROW_NS, _LOSS_ELEMENT_NS = 1000.0, 0.36
 _LOSS_CACHED_ROW_BYTES = 128 * 1024
@@ -106,12 +106,16 @@ def _torch_norm(x: TensorSpec, kernel: str, direction: str) -> Signature:
 def _norm(x: TensorSpec, direction: str, provider: str) -> Iterator[Signature]:
     """Describe norms in one kernel: cuDNN's stream; Liger's backward takes a row at a time."""
     if direction == "forward":
-        yield _kernel("norm_forward", (x,), (x,), Work(family="normalisation" if provider == "cudnn" else "elementwise"))
+        yield _kernel(
+            "norm_forward", (x,), (x,), Work(family="normalisation" if provider == "cudnn" else "elementwise")
+        )
         return
     work = Work(family="normalisation", num_kernels=3)
     if provider == "liger":
         num_rows, width = x.shape
-        row_ns = _BACKWARD_ROW_NS + _BACKWARD_ELEMENT_NS[x.element_bytes] * width * (_SPILL if width > _LONGEST_ROW else 1)
+        row_ns = _BACKWARD_ROW_NS + _BACKWARD_ELEMENT_NS[x.element_bytes] * width * (
+            _SPILL if width > _LONGEST_ROW else 1
+        )
         work = Work(family="normalisation", num_kernels=3, rows=num_rows, row_ns=row_ns)
     yield _kernel("norm_backward", (x, x), (x,), work)
 

@@ -122,11 +122,29 @@ def test_causal_attention_is_counted_full():
     assert flops(causal) == flops(full)
 
 
-def test_attention_on_packed_tokens_is_bounded_by_the_longest_sequence():
+@pytest.mark.parametrize(
+    ("name", "longest", "keys"),
+    [
+        ("aten::_flash_attention_forward", 250, 250),  # four of 250
+        ("aten::_flash_attention_forward", 500, 333),  # four between 0 and 500: a token's own is 333 long on average
+        ("flash_attn::_flash_attn_varlen_forward", 400, 300),
+        ("flash_attn_3::fwd", 5000, 500),  # longer than all tokens together
+    ],
+)
+def test_attention_on_packed_tokens_lies_between_the_mean_and_the_longest_sequence(name, longest, keys):
     packed, offsets = spec(1000, 8, 64), spec(5, dtype="int32")
     inputs = (packed, packed, packed, offsets, offsets)
-    signature = Signature("aten::_flash_attention_forward", inputs, (packed,), "[300,300,0.0,true,false]")
-    assert flops(signature) == 4 * 1000 * 300 * 8 * 64
+    signature = Signature(name, inputs, (packed,), f"[{longest},{longest},0.0,true,false]")
+    assert flops(signature) == 4 * 1000 * keys * 8 * 64
+
+
+def test_attention_of_packages_counts_as_torchs_own():
+    query, key = spec(2, 128, 8, 64), spec(2, 256, 2, 64)
+    forward = 4 * 2 * 8 * 128 * 256 * 64
+    for name in ("flash_attn::_flash_attn_forward", "flash_attn_3::fwd", "transformer_engine::fused_attn_fwd"):
+        assert flops(Signature(name, (query, key, key), (query,))) == forward
+    for name in ("flash_attn::_flash_attn_backward", "flash_attn_3::bwd", "transformer_engine::fused_attn_bwd"):
+        assert flops(Signature(name, (query, query, key, key, query), (query,))) == 2.5 * forward
 
 
 def test_linear_counts_rows_times_weight():

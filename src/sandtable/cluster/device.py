@@ -126,8 +126,9 @@ class StreamingEfficiency(Origin):
 class HostEfficiency(Origin):
     """What issuing work costs the host, in ns, including views and the Python around it.
 
-    `compiled_ns` is per kernel of a compiled graph, `compiled_call_ns` for its call and its first kernel. `tensor_ns` is per tensor in the lists that a foreach or fused operator takes. `launch_latency_ns` is from the
-    host's call to the earliest start on the device. `link_bytes_per_s` is the rate to and from device memory.
+    `compiled_ns` is per kernel of a compiled graph, `compiled_call_ns` for its call and its first kernel. `tensor_ns`
+    is per tensor in the lists that a foreach or fused operator takes. `launch_latency_ns` is from the host's call to
+    the earliest start on the device. `link_bytes_per_s` is the rate to and from device memory.
     """
 
     forward_ns: float

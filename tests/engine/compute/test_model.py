@@ -136,7 +136,7 @@ def test_the_basis_says_what_was_fitted() -> None:
     assert model.cost(mm(1024, 1024, 1024)).basis == "fitted"
     assert model.cost(mm(1024, 1024, 1024, "float32")).basis == "nominal"
     assert model.cost(pointwise(100)).basis == "fitted"
-    assert model.cost(attention()).basis == "nominal"
+    assert model.cost(attention()).basis == "fitted"
     assert model.cost(attention(kernel="efficient")).basis == "fitted"
     assert CostModel(load_device("p100-sxm2-16gb")).cost(conv()).basis == "fitted"
     assert CostModel(load_device("mi300x")).cost(mm(1024, 1024, 1024)).basis == "nominal"

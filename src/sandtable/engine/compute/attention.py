@@ -1,18 +1,18 @@
 """Fused attention: softmax(Q·Kᵀ)·V in one kernel that never writes the scores.
 
 The arithmetic is that of `trace.flops`, which counts a causal mask's whole square: kernels skip the blocks above the
-diagonal, so of n blocks a side they do (n + 1) / 2n. The share of the peak depends on the kernel (FlashAttention 2 or 3,
-memory-efficient, cuDNN), on the pass, on how many keys a query meets (a block of queries starts and ends with work that
-does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head: the exponential of a score takes
-as long as `head_ramp` dimensions of it. Heads are padded to the next size that the kernel has.
+diagonal, so of n blocks a side they do (n + 1) / 2n. The share of the peak depends on the kernel (FlashAttention 2 or
+3, memory-efficient, cuDNN), on the pass, on how many keys a query meets (a block of queries starts and ends with work
+that does not grow with the keys: as much as `ramp_keys` of them), and on the size of a head: the exponential of a score
+takes as long as `head_ramp` dimensions of it. Heads are padded to the next size that the kernel has.
 
     time = turns · num_sms · block · (keys + ramp_keys) · FLOPs of a query with a key / (peak · share)
 
 Blocks of equal length are dealt to the multiprocessors in whole turns. Those of a causal mask differ, the longest come
 first, and the short ones fill the gaps: half a turn is lost at the end.
 
-Dao 2023 (FlashAttention-2) and Shah et al. 2024 (FlashAttention-3) show these curves for A100 and H100; `bench/kernels.py`
-compares them, and tables of cuDNN, with this formula.
+Dao 2023 (FlashAttention-2) and Shah et al. 2024 (FlashAttention-3) show these curves for A100 and H100;
+`bench/kernels.py` compares them, and tables of cuDNN, with this formula.
 """
 
 from bisect import bisect_left
@@ -264,9 +264,7 @@ def _next_size(sizes: tuple[int, ...], dim: int) -> int:
 
 
 def _queries_per_block(signature: Signature, shape: _Shape) -> int:
-    tall = (
-        kernel_of(signature.name) == "flash3" and not is_backward(signature) and shape.padded_dim <= _TALL_BLOCK_HEAD
-    )
+    tall = kernel_of(signature.name) == "flash3" and not is_backward(signature) and shape.padded_dim <= _TALL_BLOCK_HEAD
     usual = _TALL_BLOCK if tall else _BLOCK
     return min(usual, max(_SMALLEST_BLOCK, 1 << (shape.num_queries - 1).bit_length()))
 

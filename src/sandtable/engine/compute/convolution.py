@@ -67,7 +67,6 @@ class Convolution(Family):
         return best_rate(self.device, signature.inputs[0].dtype, tf32=True)
 
 
-
 def _tensors(signature: Signature) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Return input, weight and output of the forward pass."""
     if signature.name in _BACKWARD:

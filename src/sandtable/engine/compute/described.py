@@ -49,8 +49,10 @@ class Described(Family):
         rate = best_rate(self.device, _dtype(signature))
         if work.products:
             products = [Product(batch=batch, m=m, n=n, k=k) for batch, m, n, k in work.products]
-            throughput = self.tile_throughput(rate, self.product_rate(rate))
-            return tiled_ns(products[0], throughput) if len(products) == 1 else grouped_ns(products, throughput)
+            reached = self.product_rate(rate)
+            if len(products) == 1:
+                return tiled_ns(products[0], self.tile_throughput(rate, reached))
+            return grouped_ns(products, self.group_throughput(rate, reached, signature))
         return work.flops * 1e9 / self._reached(rate, signature.name)
 
     def _reached(self, rate: Rate, name: str) -> float:

@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 
 from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import Rate, best_rate
-from sandtable.engine.compute.tiles import Product, tiled_ns
+from sandtable.engine.compute.tiles import Product, grouped_ns, tiled_ns
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.signature import Signature, TensorSpec
 
@@ -42,7 +42,10 @@ class Gemm(Family):
         reached = self.product_rate(rate)
         if rate.on_matrix_units:
             reached *= alignment_share((a, b, *signature.outputs[:1]), table.misaligned_share)
-        tiles_ns = tiled_ns(product_of(signature), self.tile_throughput(rate, reached))
+        if signature.name in _GROUPED:
+            tiles_ns = grouped_ns([product_of(signature)], self.group_throughput(rate, reached, signature))
+        else:
+            tiles_ns = tiled_ns(product_of(signature), self.tile_throughput(rate, reached))
         return self.streaming.kernel_ns + slower_of(tiles_ns, self._bytes_ns(signature))
 
     def traffic_bytes(self, signature: Signature) -> int:
@@ -61,7 +64,6 @@ class Gemm(Family):
 
     def _rate(self, signature: Signature) -> Rate:
         return best_rate(self.device, operands(signature)[0].dtype)
-
 
     def _bytes_ns(self, signature: Signature) -> float:
         return self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)

@@ -56,12 +56,16 @@ _VECTOR_TILES = ((128, 128, 1.0), (128, 64, 0.95), (64, 128, 0.95), (64, 64, 0.8
 _EIGHT_BIT_TILES = ((128, 128, 1.0),)
 """Products in float8 with a scale per row or tensor have one tile (CUTLASS), so their turns are not chosen to fit."""
 
-_GROUP_TILES = (*_MATRIX_TILES, (64, 256, 0.95), (32, 128, 0.57), (16, 128, 0.33))
-"""Grouped products also have flat tiles, for groups of few rows."""
+_GROUP_TILES = (
+    *((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.75), (64, 256, 0.75)),
+    *((64, 128, 0.63), (32, 128, 0.53), (16, 128, 0.45)),
+)
+"""Grouped products also have flat tiles, for groups of few rows; fitted to tables of experts on H100."""
 
 _FEW_TURNS = 4
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
+_MATRIX_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K_STEP = 32
 
 
@@ -70,7 +74,8 @@ def tiled_ns(product: Product, throughput: TileThroughput) -> float:
     if not product.flops:
         return 0.0
     tiles = _tiles(throughput)
-    return min(_one_ns(product, throughput, tile, splits) for tile in tiles for splits in _SPLITS)
+    all_splits = _MATRIX_SPLITS if throughput.on_matrix_units else _SPLITS
+    return min(_one_ns(product, throughput, tile, splits) for tile in tiles for splits in all_splits)
 
 
 def _tiles(throughput: TileThroughput) -> tuple[tuple[int, int, float], ...]:
@@ -93,7 +98,7 @@ def grouped_ns(products: Sequence[Product], throughput: TileThroughput) -> float
 
 def _together_ns(groups: Sequence[Product], throughput: TileThroughput, tile: tuple[int, int, float]) -> float:
     rows, columns, quality = tile
-    rate = throughput.rate * quality**throughput.small_tile_loss
+    rate = throughput.rate * quality
     num_tiles, total_ns = 0, 0.0
     for group in groups:
         group_tiles = group.batch * ceil(group.m / rows) * ceil(group.n / columns)
@@ -109,13 +114,18 @@ def _one_ns(product: Product, throughput: TileThroughput, tile: tuple[int, int, 
     num_tiles = product.batch * ceil(product.m / rows) * ceil(product.n / columns)
     waves = ceil(num_tiles * splits / throughput.num_sms)
     k = ceil(product.k / splits / _K_STEP) * _K_STEP
-    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / (throughput.rate * quality**throughput.small_tile_loss)
+    rate = throughput.rate * float(quality**throughput.small_tile_loss)
+    loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / rate
     return waves * (loop_ns + throughput.tile_ns) + _adding_up_ns(product, throughput, splits)
 
 
 def _adding_up_ns(product: Product, throughput: TileThroughput, splits: int) -> float:
-    """Return the time of a second kernel that reads the parts, kept as float32, which the first had to write."""
+    """Return the time of a second kernel that reads the parts, kept as float32, which the first had to write.
+
+    Matrix units are so fast that the second follows while half of the parts are in the cache.
+    """
     if splits == 1:
         return 0.0
     part_bytes = 4 * product.batch * product.m * product.n
-    return throughput.kernel_ns + 2 * splits * part_bytes / throughput.bytes_per_ns
+    passes = 1 if throughput.on_matrix_units else 2
+    return throughput.kernel_ns + passes * splits * part_bytes / throughput.bytes_per_ns
