@@ -40,6 +40,7 @@ class LaunchOptions:
         limits: how many ranks to run and to sample with `ranks="auto"`.
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
         without: packages that stay missing if they are not installed, though there is a replacement.
+        costs: a file that describes kernels which cannot run here, with `sandtable.cost`.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
@@ -56,6 +57,7 @@ class LaunchOptions:
     limits: Limits = field(default_factory=Limits)
     share_imports: bool = True
     without: tuple[str, ...] = ()
+    costs: str | Path = ""
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
@@ -183,6 +185,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         limits=options.limits,
         share_imports=options.share_imports,
         without=tuple(options.without),
+        costs=str(options.costs),
         command=options.command,
         launcher_environment=environment,
     )

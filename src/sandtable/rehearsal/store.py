@@ -77,6 +77,7 @@ class CaptureStore:
             job.ranks,
             job.limits,
             job.without,
+            _read(Path(job.costs)).digest if job.costs else "",
             *sorted(job.environment(0, master_port=0).items()),
             *job.leading_args(0, master_port=0),
             devices,

@@ -43,6 +43,7 @@ class RankSettings:
     num_gpus: int
     has_nvlink: bool = False
     without: tuple[str, ...] = ()
+    costs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class Job:
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
     ranks after the first, where that is safe. Packages named in `without` stay missing if they are not installed.
+    `costs` is a file that describes kernels (`sandtable.cost`), run on each rank before the script.
     """
 
     script: str
@@ -103,6 +105,7 @@ class Job:
     launcher_environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     share_imports: bool = True
     without: tuple[str, ...] = ()
+    costs: str = ""
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -119,6 +122,8 @@ class Job:
         if not isinstance(self.ranks, tuple) and self.ranks not in ("auto", "all"):
             raise LaunchError(f"ranks must be auto, all or a list of ranks, but got {self.ranks!r}; try auto")
         self._require_known_packages()
+        if self.costs and not os.path.isfile(self.costs):
+            raise LaunchError(f"costs must be a Python file, but there is none at {self.costs}")
         if isinstance(self.ranks, tuple):
             outside = [str(rank) for rank in self.ranks if not 0 <= rank < self.world_size]
             if outside or not self.ranks:
@@ -194,6 +199,7 @@ class Job:
             num_gpus=self._num_visible_gpus(rank),
             has_nvlink=kind.scale_up.kind.startswith("nv"),
             without=self.without,
+            costs=os.path.abspath(self.costs) if self.costs else "",
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

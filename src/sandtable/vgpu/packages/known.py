@@ -25,8 +25,8 @@ PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
 """A function each, because what is changed may report to the watcher."""
 
 
-def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] = ()) -> None:
-    """Adapt or make modules that this process imports from now on.
+def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] = ()) -> PackageFinder:
+    """Adapt or make modules that this process imports from now on; return what finds them.
 
     `more` are packages without a file here. Packages named in `without` stay missing if they are.
     """
@@ -34,3 +34,4 @@ def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] =
     finder = PackageFinder([*packages, *more], watcher, without=without)
     sys.meta_path.insert(0, finder)
     finder.adapt_imported()
+    return finder
