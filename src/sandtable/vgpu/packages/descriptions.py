@@ -66,9 +66,9 @@ def undescribed_module(module: ModuleType) -> None:
 def _remedy(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
     shown = [_shown(value) for value in args] + [f"{key}={_shown(value)}" for key, value in options.items()]
     return (
-        f"{name}({', '.join(shown)}) is compiled code for a card and must be described to be rehearsed; write a function "
-        f"with its arguments under @sandtable.cost({name!r}) that returns sandtable.Kernel(outputs=..., flops=..., "
-        "bytes=...), and pass its file: sandtable run --costs costs.py (docs/packages.md)"
+        f"{name}({', '.join(shown)}) is compiled code for a card and must be described to be rehearsed; write a "
+        f"function with its arguments under @sandtable.cost({name!r}) that returns sandtable.Kernel(outputs=..., "
+        "flops=..., bytes=...), and pass its file: sandtable run --costs costs.py (docs/packages.md)"
     )
 
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 
-from sandtable.vgpu.packages import apex, deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
+from sandtable.vgpu.packages import (
+    apex,
+    causal_conv1d,
+    deepspeed,
+    flash_attn,
+    flash_attn_3,
+    grouped_gemm,
+    mamba_ssm,
+    nvrtc,
+    pynvml,
+    transformer_engine,
+    triton,
+    xformers,
+)
 from sandtable.vgpu.packages.importing import PackageFinder
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
@@ -14,8 +27,12 @@ __all__ = ["PACKAGES", "follow_packages"]
 
 PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
     apex.package,
+    causal_conv1d.package,
     deepspeed.package,
     flash_attn.package,
+    flash_attn_3.package,
+    grouped_gemm.package,
+    mamba_ssm.package,
     nvrtc.package,
     pynvml.package,
     transformer_engine.package,
