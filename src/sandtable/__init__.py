@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sandtable.errors import SandtableError
     from sandtable.events import Event, Listener
     from sandtable.findings import Evidence, Finding, Severity
+    from sandtable.kernel_cost import Kernel, cost
     from sandtable.lab import Lab
     from sandtable.plan import partition, read_profile
     from sandtable.rehearsal import (
@@ -52,6 +53,7 @@ __all__ = [
     "Event",
     "Evidence",
     "Finding",
+    "Kernel",
     "Lab",
     "LaunchOptions",
     "Launcher",
@@ -68,6 +70,7 @@ __all__ = [
     "calibrate",
     "cluster_names",
     "compare",
+    "cost",
     "diagnose",
     "load",
     "load_cluster",
@@ -87,6 +90,7 @@ _ROOM_OF = {
     "Event": "events",
     "Evidence": "findings",
     "Finding": "findings",
+    "Kernel": "kernel_cost",
     "Lab": "lab",
     "LaunchOptions": "rehearsal",
     "Launcher": "vgpu",
@@ -103,6 +107,7 @@ _ROOM_OF = {
     "calibrate": "rehearsal",
     "cluster_names": "cluster.names",
     "compare": "rehearsal",
+    "cost": "kernel_cost",
     "diagnose": "diagnosis",
     "load": "rehearsal",
     "load_cluster": "cluster.load",

@@ -84,6 +84,10 @@ class RunOptions(WhatIfOptions):
         list[str] | None,
         typer.Option(help="a package to leave missing, though there is a replacement; may be given several times"),
     ] = None
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="a Python file that describes kernels with sandtable.cost, run before the script"),
+    ] = None
     step_marker: Annotated[
         str, typer.Option(help="module:function whose returns end the steps, such as __main__:train_step")
     ] = ""
@@ -155,6 +159,7 @@ def run(options: RunOptions) -> None:
                 max_operators=options.max_operators,
                 share_imports=options.share_imports,
                 without=tuple(options.without or ()),
+                costs=options.costs or "",
                 step_marker=options.step_marker,
                 routing=options.routing,
                 command=("sandtable", *sys.argv[1:]),

@@ -42,6 +42,7 @@ class LaunchOptions:
         routing: which experts the routers of a mixture choose: "balanced", "zipf:1.2", or a file with weights.
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
         without: packages that stay missing if they are not installed, though there is a replacement.
+        costs: a file that describes kernels which cannot run here, with `sandtable.cost`.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
@@ -59,6 +60,7 @@ class LaunchOptions:
     routing: str = BALANCED
     share_imports: bool = True
     without: tuple[str, ...] = ()
+    costs: str | Path = ""
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
@@ -187,6 +189,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         routing=Routing.parse(options.routing),
         share_imports=options.share_imports,
         without=tuple(options.without),
+        costs=str(options.costs),
         command=options.command,
         launcher_environment=environment,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import runpy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.ordering import in_order
-from sandtable.vgpu.packages import Package, Watcher, follow_packages
+from sandtable.vgpu.packages import Package, Watcher, follow_descriptions, follow_packages
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
@@ -129,7 +130,7 @@ class Capture:
         adapt(core)
         adapt_checkpoints(core)
         follow_extensions(core)
-        follow_packages(
+        finder = follow_packages(
             Watcher(
                 on_reduction=flat_buffers.note_reduction,
                 around_optimizer=steps.around_optimizer,
@@ -139,6 +140,9 @@ class Capture:
             Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
             without=settings.without,
         )
+        follow_descriptions(core, finder)
+        if settings.costs:
+            runpy.run_path(settings.costs)
         follow_futures(core)
         routing = settings.routing
         core.set_routing(routing.name, routing.zipf, routing.weights)

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.machinery import ExtensionFileLoader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from types import ModuleType
 from typing import ParamSpec, TypeVar
+
+from sandtable.vgpu.packages.descriptions import needs_card, undescribed_module
 
 __all__ = ["follow_extensions"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_create_module = ExtensionFileLoader.create_module
+
+
+def _made_if_unloadable(loader: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
+    """Load an extension module; one that needs CUDA's libraries is made of functions that ask for a description."""
+    try:
+        return _create_module(loader, spec)
+    except ImportError as error:
+        if not needs_card(error):
+            raise
+        module = ModuleType(spec.name)
+        undescribed_module(module)
+        return module
 
 
 def follow_extensions(core: ModuleType) -> None:
@@ -29,5 +46,5 @@ def follow_extensions(core: ModuleType) -> None:
 
         return load_and_replace
 
-    ExtensionFileLoader.create_module = following(ExtensionFileLoader.create_module)  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = following(_made_if_unloadable)  # type: ignore[method-assign]
     torch.ops.load_library = following(torch.ops.load_library)  # type: ignore[method-assign]

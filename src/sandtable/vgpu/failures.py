@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import runpy
 import signal
 import sys
@@ -35,6 +36,12 @@ PROCESS_REJECTED = "process-rejected"
 
 _HOLDERS = "Lines of the script that hold the most memory:"
 """Begins the list of lines in the message of the virtual GPU's OutOfMemoryError."""
+
+_CRASH_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+_CRASH_REMEDY = (
+    "a compiled function that reads the memory of a virtual GPU, which has none, must be described: "
+    'write @sandtable.cost("package.function") in a file for --costs (docs/packages.md)'
+)
 
 _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"
 
@@ -159,12 +166,24 @@ def died(code: int, last_lines: Sequence[str]) -> RankFailed:
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
     else:
         how = f"left with os._exit({code}) or the like"
+    frames = _crash_frames(list(last_lines))
+    file, line, _ = next((frame for frame in frames if not is_library(frame[0])), ("", 0, ""))
     return RankFailed(
         rule=SCRIPT_ERROR,
         exit_code=code if code > 0 else 1,
         traceback="\n".join([*last_lines, f"a rank must end by returning from its script, but its process {how}"]),
-        text=how,
+        text=f"{how} in a call from {frames[0][2]} ({frames[0][0]}:{frames[0][1]})" if frames else how,
+        file=file,
+        line=line,
+        remedy=_CRASH_REMEDY if frames else "",
     )
+
+
+def _crash_frames(lines: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the frames that Python printed when it crashed, innermost first."""
+    starts = [place for place, line in enumerate(lines) if line.startswith("Fatal Python error: Segmentation fault")]
+    matches = map(_CRASH_FRAME.match, lines[starts[-1] :] if starts else ())
+    return [(match[1], int(match[2]), match[3]) for match in matches if match is not None]
 
 
 def is_missing_file(failed: RankFailed) -> bool:

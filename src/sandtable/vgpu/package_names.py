@@ -2,5 +2,15 @@
 
 __all__ = ["REPLACED_PACKAGES"]
 
-REPLACED_PACKAGES = ("apex", "flash_attn", "pynvml", "triton", "xformers")
+REPLACED_PACKAGES = (
+    "apex",
+    "causal_conv1d",
+    "flash_attn",
+    "flash_attn_3",
+    "grouped_gemm",
+    "mamba_ssm",
+    "pynvml",
+    "triton",
+    "xformers",
+)
 """Those whose description in `vgpu.packages` has `missing` modules; `--without` leaves them missing."""

@@ -1,6 +1,7 @@
 """A captured rank: what happens in the forked process, from its start to the records it saves."""
 
 import atexit
+import faulthandler
 import gc
 import linecache
 import os
@@ -62,6 +63,7 @@ class PreparedRank:
     def prepare(cls, task: RankTask, script: ScriptSettings, runtime: Runtime, channel: RankChannel) -> "PreparedRank":
         """Set up this process, and start the capture."""
         _set_up_process(task, script)
+        faulthandler.enable(sys.stderr, all_threads=False)  # `failures.died` reads where a compiled function crashed
         return cls(capture=runtime.start(task.settings, channel), channel=channel)
 
     def become(self, task: RankTask, script: ScriptSettings, channel: socket.socket, turn: Turn) -> None:

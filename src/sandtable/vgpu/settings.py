@@ -45,6 +45,7 @@ class RankSettings:
     routing: Routing
     has_nvlink: bool = False
     without: tuple[str, ...] = ()
+    costs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,8 @@ class Job:
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
     ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
-    named in `without` stay missing if they are not installed.
+    named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
+    (`sandtable.cost`), run on each rank before the script.
     """
 
     script: str
@@ -107,6 +109,7 @@ class Job:
     share_imports: bool = True
     routing: Routing = field(default_factory=Routing)
     without: tuple[str, ...] = ()
+    costs: str = ""
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -123,6 +126,8 @@ class Job:
         if not isinstance(self.ranks, tuple) and self.ranks not in ("auto", "all"):
             raise LaunchError(f"ranks must be auto, all or a list of ranks, but got {self.ranks!r}; try auto")
         self._require_known_packages()
+        if self.costs and not os.path.isfile(self.costs):
+            raise LaunchError(f"costs must be a Python file, but there is none at {self.costs}")
         if isinstance(self.ranks, tuple):
             outside = [str(rank) for rank in self.ranks if not 0 <= rank < self.world_size]
             if outside or not self.ranks:
@@ -199,6 +204,7 @@ class Job:
             has_nvlink=kind.scale_up.kind.startswith("nv"),
             routing=self.routing,
             without=self.without,
+            costs=os.path.abspath(self.costs) if self.costs else "",
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

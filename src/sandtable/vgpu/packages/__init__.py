@@ -5,8 +5,9 @@ the kernel's name and the tensors that it reads and writes. The virtual GPU then
 shapes, memory, a record. `engine/compute` knows what it costs.
 """
 
+from sandtable.vgpu.packages.descriptions import follow_descriptions
 from sandtable.vgpu.packages.known import follow_packages
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
-__all__ = ["Package", "Watcher", "follow_packages"]
+__all__ = ["Package", "Watcher", "follow_descriptions", "follow_packages"]

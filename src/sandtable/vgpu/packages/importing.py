@@ -36,12 +36,20 @@ class PackageFinder(DistributionFinder):
         self._root_packages: dict[str, Package] = {}
         self._without = frozenset(without)
         self._noted: set[str] = set()
+        self._described: dict[str, list[Fill]] = {}
         for package in packages:
             self._adaptations.update(package.adaptations)
             self._compiled.update({name: (package, fill) for name, fill in package.compiled.items()})
             if package.name not in without:
                 self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
                 self._root_packages.update(dict.fromkeys(package.missing_roots, package))
+
+    def describe(self, name: str, fill: Fill, make: Fill) -> None:
+        """Fill module `name` with what a user describes; where it cannot be imported, `make` makes it first."""
+        fills = self._described.setdefault(name, [make])
+        fills.append(fill)
+        if name in sys.modules:
+            fill(sys.modules[name])
 
     def adapt_imported(self) -> None:
         """Adapt the modules that were imported before, as torch imports some."""
@@ -61,6 +69,8 @@ class PackageFinder(DistributionFinder):
             if spec is not None or name not in self._missing:
                 return spec
             return self._replace(name)
+        if name in self._described:
+            return self._describe_found(name, path, target)
         root = name.partition(".")[0]
         if root in self._root_packages and _is_made(sys.modules.get(root)):
             self._reject(name, self._root_packages[root])
@@ -74,6 +84,20 @@ class PackageFinder(DistributionFinder):
                 continue
             if all(self._elsewhere(root, None, None) is None for root in package.missing_roots):
                 yield distribution
+
+    def _describe_found(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec:
+        spec = self._elsewhere(name, path, target)
+        is_found = spec is not None and spec.loader is not None
+        fills = self._described[name][is_found:]  # the first makes a module that is not there
+
+        def fill(module: ModuleType) -> None:
+            for one in fills:
+                one(module)
+
+        if spec is None or spec.loader is None:
+            return _made_spec(name, fill)
+        spec.loader = _AdaptingLoader(spec.loader, fill)
+        return spec
 
     def _elsewhere(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         """Return what the other finders find."""

@@ -5,7 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 
-from sandtable.vgpu.packages import apex, deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
+from sandtable.vgpu.packages import (
+    apex,
+    causal_conv1d,
+    deepspeed,
+    flash_attn,
+    flash_attn_3,
+    grouped_gemm,
+    mamba_ssm,
+    nvrtc,
+    pynvml,
+    transformer_engine,
+    triton,
+    xformers,
+)
 from sandtable.vgpu.packages.importing import PackageFinder
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
@@ -14,8 +27,12 @@ __all__ = ["PACKAGES", "follow_packages"]
 
 PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
     apex.package,
+    causal_conv1d.package,
     deepspeed.package,
     flash_attn.package,
+    flash_attn_3.package,
+    grouped_gemm.package,
+    mamba_ssm.package,
     nvrtc.package,
     pynvml.package,
     transformer_engine.package,
@@ -25,8 +42,8 @@ PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
 """A function each, because what is changed may report to the watcher."""
 
 
-def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] = ()) -> None:
-    """Adapt or make modules that this process imports from now on.
+def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] = ()) -> PackageFinder:
+    """Adapt or make modules that this process imports from now on; return what finds them.
 
     `more` are packages without a file here. Packages named in `without` stay missing if they are.
     """
@@ -34,3 +51,4 @@ def follow_packages(watcher: Watcher, *more: Package, without: Collection[str] =
     finder = PackageFinder([*packages, *more], watcher, without=without)
     sys.meta_path.insert(0, finder)
     finder.adapt_imported()
+    return finder
