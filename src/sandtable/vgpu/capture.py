@@ -181,6 +181,7 @@ class Capture:
         """Record for this rank from now on, in a process that has made no process group yet."""
         import torch
 
+        cuda_device.stay_initialised()  # in the template an import may have asked what card there is
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _set_up_cards(self._core, settings)
         self._settings = settings

@@ -5,8 +5,8 @@ The first rank logs which modules its script imports before it makes a process g
 (`import_again`), and the ranks that follow are forked from it. That is right if an import does the same on every rank
 and leaves nothing behind that a fork does not copy or that ranks must not share. So a module is left out if its import
 reads a variable or an argument that differs between ranks, and the template is given up if the imports started a thread
-or a process, opened a file or a socket, initialised CUDA, made a process group, moved a random generator, or wrote
-anything but text.
+or a process, opened a file or a socket, used the GPU, made a process group, moved a random generator, or wrote anything
+but text. Asking what kind of GPU there is does no harm where all ranks have the same.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["ARGUMENTS", "ImportLog", "ImportedModule", "UnsafeImportError", "import_again"]
+__all__ = ["ARGUMENTS", "DEVICES", "ImportLog", "ImportedModule", "UnsafeImportError", "import_again"]
 
 ARGUMENTS = "sys.argv"
 """Stands for the script's arguments among the names of variables that differ between ranks."""
+
+DEVICES = "torch.cuda"
+"""The same for GPUs."""
 
 _importlib: Any = importlib._bootstrap
 
@@ -123,8 +126,9 @@ class ImportLog:
 def import_again(modules: Sequence[ImportedModule], *, rank_variables: Iterable[str]) -> None:
     """Import these modules in this process, under the conditions of the first time; raise UnsafeImportError."""
     before = _ProcessState.now()
+    differing = frozenset(rank_variables)
     reads: list[str] = []
-    _watch(frozenset(rank_variables), reads.append)
+    _watch(differing, reads.append)
     try:
         for module in modules:
             try:
@@ -136,7 +140,7 @@ def import_again(modules: Sequence[ImportedModule], *, rank_variables: Iterable[
                 raise UnsafeImportError(f"importing {module.name} reads {reads[0]}")
     finally:
         _unwatch()
-    before.require_unchanged()
+    before.require_unchanged(devices_differ=DEVICES in differing)
 
 
 @contextmanager
@@ -174,17 +178,19 @@ class _ProcessState:
             random_states=_random_states(),
         )
 
-    def require_unchanged(self) -> None:
+    def require_unchanged(self, *, devices_differ: bool) -> None:
         now = _ProcessState.now()
         changed = [name for name, state in now.random_states.items() if self.random_states.get(name, state) != state]
         torch = sys.modules.get("torch")
+        is_asked = torch is not None and torch.cuda.is_initialized()
         rules = {
             "start a thread": now.threads - self.threads,
             "start a process": now.has_children,
             f"open {', '.join(sorted(now.files - self.files))}": now.files - self.files,
             "change the working directory": now.directory != self.directory,
             f"draw from the generator of {', '.join(changed)}": changed,
-            "initialise CUDA": torch is not None and torch.cuda.is_initialized(),
+            "use the GPU": is_asked and torch is not None and torch.cuda.memory_reserved(),
+            "ask for the GPU, and ranks have different ones": is_asked and devices_differ,
             "make a process group": torch is not None and torch.distributed.is_initialized(),
         }
         broken = [rule for rule, is_broken in rules.items() if is_broken]

@@ -16,7 +16,7 @@ from sandtable.launch import (
     visible_gpus,
 )
 from sandtable.vgpu.classes import Limits
-from sandtable.vgpu.imports import ARGUMENTS
+from sandtable.vgpu.imports import ARGUMENTS, DEVICES
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
 from sandtable.vgpu.package_names import REPLACED_PACKAGES
 from sandtable.vgpu.routing import Routing
@@ -52,7 +52,7 @@ class RankSettings:
 class ScriptSettings:
     """What all ranks of a launch share: the script, and the environment and working directory of the launch.
 
-    `rank_variables` are the variables that differ between ranks, and ARGUMENTS if `leading_args` do.
+    `rank_variables` are the variables that differ between ranks, ARGUMENTS if `leading_args` do, and DEVICES if GPUs do.
     """
 
     script: str
@@ -173,11 +173,13 @@ class Job:
 
     @property
     def rank_variables(self) -> tuple[str, ...]:
-        """The variables of the environment that differ between ranks, and ARGUMENTS if the arguments do."""
+        """The variables of the environment that differ between ranks; ARGUMENTS and DEVICES if those do."""
         first, last = (self.environment(rank, master_port=0) for rank in (0, self.world_size - 1))
         names = [name for name in first if first[name] != last.get(name)]
         if self.leading_args(0, master_port=0) != self.leading_args(self.world_size - 1, master_port=0):
             names.append(ARGUMENTS)
+        if not self.cluster.is_uniform:
+            names.append(DEVICES)
         return tuple(names)
 
     @property

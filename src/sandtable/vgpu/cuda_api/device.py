@@ -12,7 +12,7 @@ from typing import Any
 
 from sandtable.cluster import Device
 
-__all__ = ["CudaDeviceProperties", "describe", "forget_init", "fork_unnoticed", "names"]
+__all__ = ["CudaDeviceProperties", "describe", "forget_init", "fork_unnoticed", "names", "stay_initialised"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,11 @@ def describe(device: Device, *, count: int) -> None:
 def forget_init() -> None:
     """Mark CUDA as not initialised in this process."""
     _cards.is_initialised = _cards.in_bad_fork = False
+
+
+def stay_initialised() -> None:
+    """Have a process use CUDA that was forked from one which had initialised it."""
+    _cards.in_bad_fork = False
 
 
 def fork_unnoticed() -> int:

@@ -13,7 +13,9 @@ from sandtable.vgpu.packages.fused.norm import NormSettings, fused_norm
 
 __all__ = [
     "FastLayerNorm",
+    "FastLayerNormFN",
     "FusedLayerNorm",
+    "FusedLayerNormAffineFunction",
     "FusedRMSNorm",
     "MixedFusedLayerNorm",
     "MixedFusedRMSNorm",
@@ -50,6 +52,15 @@ def fused_layer_norm_affine(x: Tensor, weight: Tensor, bias: Tensor, *_: Any, **
 def fused_rms_norm_affine(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
     """Normalise by the root of the mean square."""
     return _normalise(x, weight, None, is_rms=True, is_mixed=False)
+
+
+class FusedLayerNormAffineFunction:
+    """The same as a function of autograd, which Megatron-LM calls."""
+
+    apply = staticmethod(fused_layer_norm_affine)
+
+
+FastLayerNormFN = FusedLayerNormAffineFunction
 
 
 def mixed_dtype_fused_layer_norm_affine(x: Tensor, weight: Tensor, bias: Tensor, *_: Any, **__: Any) -> Any:

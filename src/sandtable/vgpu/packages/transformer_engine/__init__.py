@@ -11,6 +11,8 @@ If its Python is installed (`pip install --no-deps transformer_engine` suffices)
     optimizers.py     updates of many tensors
     overlap.py        userbuffers: communication beside the product that it feeds
     enumerations.py   numbers that Python and kernels agree on
+
+If it is not installed, the layers and functions in `modules/` stand in for it, as if it were release 1.12.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 from importlib.machinery import PathFinder
 from types import ModuleType
 
-from sandtable.vgpu.packages.package import Package
+from sandtable.vgpu.packages.package import Fill, Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["package"]
@@ -36,13 +38,47 @@ def package(watcher: Watcher) -> Package:
         name="transformer_engine",
         adaptations={"transformer_engine.pytorch.cpp_extensions.fused_attn": _fuse_attention},
         compiled={"transformer_engine.common": _load_common, "transformer_engine_torch": _fill_compiled},
+        missing=_missing(),
+        version="1.12.0",
     )
+
+
+def _missing() -> dict[str, Fill]:
+    ours = "transformer_engine.modules"
+    attention, layers = names_of(f"{ours}.attention"), names_of(f"{ours}.layers", f"{ours}.linear")
+    fp8, training = names_of(f"{ours}.recipe"), names_of(f"{ours}.training")
+    return {
+        "transformer_engine": lambda module: _import_below(module, "common", "pytorch"),
+        "transformer_engine.common.recipe": fp8,
+        "transformer_engine.pytorch": _fill_pytorch,
+        "transformer_engine.pytorch.attention": attention,
+        "transformer_engine.pytorch.attention.rope": attention,
+        "transformer_engine.pytorch.distributed": training,
+        "transformer_engine.pytorch.fp8": fp8,
+        "transformer_engine.pytorch.module": layers,
+        "transformer_engine.pytorch.module.base": layers,
+        "transformer_engine.pytorch.optimizers": names_of(f"{ours}.training", "transformer_engine.optimizers"),
+    }
+
+
+def _fill_pytorch(module: ModuleType) -> None:
+    parts = ("recipe", "linear", "layers", "attention", "training")
+    names_of(*(f"transformer_engine.modules.{part}" for part in parts))(module)
+    _import_below(module, "attention", "distributed", "fp8", "module", "optimizers")
+
+
+def _import_below(module: ModuleType, *names: str) -> None:
+    """Import modules of the package, so that they can be reached by attribute."""
+    for name in names:
+        setattr(module, name, importlib.import_module(f"{module.__name__}.{name}"))
 
 
 def _load_common(module: ModuleType) -> None:
     """Run the module's own code but for what loads CUDA's libraries and the kernels."""
     spec = PathFinder.find_spec(module.__name__, sys.modules["transformer_engine"].__path__)
-    assert spec is not None and spec.loader is not None and spec.submodule_search_locations is not None
+    if spec is None or spec.loader is None or spec.submodule_search_locations is None:  # it is not installed
+        _import_below(module, "recipe")
+        return
     module.__path__ = list(spec.submodule_search_locations)
     module.__file__ = spec.origin
     before = os.environ.get(_BUILDING)
