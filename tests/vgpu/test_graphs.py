@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -124,7 +126,7 @@ def test_tensors_of_a_pool_come_from_its_memory():
 @on_gpu()
 def test_graphed_callables_run_forward_and_backward():
     layer = torch.nn.Linear(64, 64).cuda()
-    graphed = torch.cuda.make_graphed_callables(layer, (torch.zeros(8, 64, device="cuda", requires_grad=True),))
+    graphed: Any = torch.cuda.make_graphed_callables(layer, (torch.zeros(8, 64, device="cuda", requires_grad=True),))
     graphed(torch.zeros(8, 64, device="cuda", requires_grad=True)).sum().backward()
     assert layer.weight.grad is not None
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 
-from sandtable.vgpu.packages import apex, deepspeed, flash_attn, nvrtc, pynvml, transformer_engine, triton, xformers
+from sandtable.vgpu.packages import (
+    apex,
+    deepspeed,
+    flash_attn,
+    nvrtc,
+    pynvml,
+    symmetric_memory,
+    transformer_engine,
+    triton,
+    xformers,
+)
 from sandtable.vgpu.packages.importing import PackageFinder
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
@@ -18,6 +28,7 @@ PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
     flash_attn.package,
     nvrtc.package,
     pynvml.package,
+    symmetric_memory.package,
     transformer_engine.package,
     triton.package,
     xformers.package,
