@@ -429,15 +429,6 @@ def test_sync_debug_mode_is_kept():
 
 
 @on_gpu()
-def test_cuda_graphs_are_refused_with_a_reason():
-    assert not torch.cuda.is_current_stream_capturing()
-    with pytest.raises(NotImplementedError, match="CUDA graphs cannot be rehearsed"):
-        torch.cuda.CUDAGraph()
-    with pytest.raises(NotImplementedError, match="run the script without them"):
-        torch.cuda.make_graphed_callables(torch.nn.Linear(2, 2).cuda(), (torch.ones(2, 2, device="cuda"),))
-
-
-@on_gpu()
 def test_data_parallel_helpers_of_torch_cuda_comm_work():
     from torch.nn.parallel import comm
 

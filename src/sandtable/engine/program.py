@@ -105,6 +105,10 @@ _KEPT = (
 )  # fmt: skip
 
 
+_LAUNCHED = (Kind.OPERATOR, Kind.COLLECTIVE, Kind.EVENT_RECORD, Kind.EVENT_WAIT)
+"""What may be part of a CUDA graph, and then costs the host nothing: the value is a `LaunchKind`."""
+
+
 def compile_program(rank: RankRecords, costs: Costs) -> Program:
     """Compile the program of `rank`."""
     return _Compiler(rank, costs).compile()
@@ -203,11 +207,11 @@ class _Compiler:
         safe = np.where(self.is_op, self.ref, 0)
         work = np.where(self.is_op, costs.work_ns[safe], 0.0)
         host = np.where(self.is_op, costs.host_ns[self.phase, safe], costs.mark_host_ns)
-        launch = np.where(self.is_op, self.rank.records.value[self.index], LaunchKind.EAGER)
+        host[self.kind == Kind.COLLECTIVE] = costs.call_host_ns
+        launch = np.where(np.isin(self.kind, _LAUNCHED), self.rank.records.value[self.index], LaunchKind.EAGER)
         host *= np.where(launch == LaunchKind.HOOKED, costs.hooked_scale, 1.0)
         is_eager = (launch == LaunchKind.EAGER) | (launch == LaunchKind.HOOKED)
         host = np.where(is_eager, host, costs.launch_host_ns[launch])
-        host[self.kind == Kind.COLLECTIVE] = costs.call_host_ns
         host[(self.kind == Kind.WAIT) | (self.kind == Kind.STEP)] = 0.0
         if not len(begins):
             return {name: np.zeros(0, dtype=np.int64) for name in ("host_ns", "work_ns", "lag_ns", "lead_ns")}

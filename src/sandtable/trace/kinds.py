@@ -36,13 +36,13 @@ class Kind(IntEnum):
     OPERATOR = 0
     """A kernel: `ref` is its signature, `value` a `LaunchKind`."""
     COLLECTIVE = 1
-    """A collective or point-to-point call is issued: `ref` is its row in `calls`."""
+    """A collective or point-to-point call is issued: `ref` is its row in `calls`, `value` a `LaunchKind`."""
     WAIT = 2
     """The stream waits for the call in row `ref` of `calls`."""
     EVENT_RECORD = 3
-    """Event `ref` is recorded on the stream."""
+    """Event `ref` is recorded on the stream; `value` is a `LaunchKind`."""
     EVENT_WAIT = 4
-    """The stream waits for event `ref`."""
+    """The stream waits for event `ref`; `value` is a `LaunchKind`."""
     HOST_SYNC = 5
     """The host waits for the device: `value` is a `SyncKind`."""
     ALLOC = 6

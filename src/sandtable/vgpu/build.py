@@ -47,7 +47,7 @@ _UNITS = {
         "sparse",
         "registration",
     ),
-    "python": ("phase", "updates", "returns", "audit_events", "profiler", "nccl", "module"),
+    "python": ("phase", "updates", "returns", "audit_events", "profiler", "nccl", "graphs", "module"),
 }
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
 _LIBRARY = "sandtable_core.so"

@@ -21,6 +21,7 @@ from sandtable.vgpu.checkpoints import adapt_checkpoints
 from sandtable.vgpu.child_processes import ChildProcesses
 from sandtable.vgpu.compile import follow_compiler
 from sandtable.vgpu.cuda_api import device as cuda_device
+from sandtable.vgpu.cuda_api.graphs import follow_updates
 from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
@@ -125,6 +126,7 @@ class Capture:
 
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         steps.install()
+        follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
         skipped.install()
         adapt(core)

@@ -216,8 +216,15 @@ class StepCounter:
 
     # ---- counting and stopping ----
 
+    def count_replay(self, number: int) -> None:
+        """Count an update that the replay of a CUDA graph has repeated."""
+        self._stop_if(self._is_enough)
+        self._count(number)
+
     def _end_update(self, number: int) -> None:
         self._core.end_update(number)
+        if self._core.is_capturing():  # a CUDA graph: its replays update
+            return
         self._count(number)
 
     def _count(self, number: int) -> None:

@@ -119,7 +119,7 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   Card& on = card(device);
   release_waiting(on);
   size_t size = std::max(kMinBlock, round_up(bytes, kMinBlock));
-  Pool& pool = size <= kSmallRequest ? on.small : on.large;
+  Pool& pool = pool_for(on, size);
   int64_t stream = current_stream(device);
   Block* block = find(on, pool, stream, size);
   if (block == nullptr)
@@ -138,6 +138,40 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   grow(on.stats.requested_bytes, pool, bytes);
   Recorder::get().add(Kind::kAlloc, block->id, static_cast<uint16_t>(stream), block->size, Phase::kForward, line);
   return {reinterpret_cast<void*>(block->address), block, &delete_block, where};
+}
+
+Pool& VirtualAllocator::pool_for(Card& card, size_t size) {
+  if (card.pools_now.empty())
+    return size <= kSmallRequest ? card.small : card.large;
+  PrivatePool& own = card.private_pools[card.pools_now.back()];
+  return size <= kSmallRequest ? own.small : own.large;
+}
+
+void VirtualAllocator::begin_pool(int device, c10::MempoolId_t pool) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  card(device).pools_now.push_back(pool);
+}
+
+void VirtualAllocator::end_pool(int device, c10::MempoolId_t pool) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& now = card(device).pools_now;
+  if (auto last = std::find(now.rbegin(), now.rend(), pool); last != now.rend())
+    now.erase(std::next(last).base());
+}
+
+void VirtualAllocator::share_pool(int device, c10::MempoolId_t pool) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  card(device).private_pools[pool].num_users += 1;
+}
+
+void VirtualAllocator::leave_pool(int device, c10::MempoolId_t pool) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  card(device).private_pools[pool].num_users -= 1;
+}
+
+int VirtualAllocator::pool_users(int device, c10::MempoolId_t pool) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return card(device).private_pools[pool].num_users;
 }
 
 Block* VirtualAllocator::find(Card&, Pool& pool, int64_t stream, size_t size) {
@@ -345,7 +379,11 @@ void VirtualAllocator::release(Card& card, Block* block) {
 bool VirtualAllocator::release_cached(Card& card) {
   bool any = false;
   release_waiting(card);
-  for (Pool* pool : {&card.small, &card.large}) {
+  std::vector<Pool*> pools{&card.small, &card.large};
+  for (auto& [_, pool] : card.private_pools)
+    if (pool.num_users == 0)
+      pools.insert(pools.end(), {&pool.small, &pool.large});
+  for (Pool* pool : pools) {
     for (auto it = pool->free_blocks.begin(); it != pool->free_blocks.end();) {
       Block* block = *it;
       if (block->previous != nullptr || block->next != nullptr) {
@@ -482,7 +520,10 @@ std::vector<VirtualAllocator::SnapshotBlock> VirtualAllocator::snapshot() {
     };
     for (auto& [address, block] : cards_[device]->live)
       segment_of(block);
-    for (Pool* pool : {&cards_[device]->small, &cards_[device]->large})
+    std::vector<Pool*> pools{&cards_[device]->small, &cards_[device]->large};
+    for (auto& [_, pool] : cards_[device]->private_pools)
+      pools.insert(pools.end(), {&pool.small, &pool.large});
+    for (Pool* pool : pools)
       for (Block* block : pool->free_blocks)
         segment_of(block);
   }

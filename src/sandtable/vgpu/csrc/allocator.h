@@ -64,6 +64,14 @@ struct Pool {
   std::map<int64_t, Block*> last; // expandable segments: a stream's segment grows behind its last block
 };
 
+// Memory that only some of the script's tensors may use: those of a CUDA graph, or of `torch.cuda.MemPool`. What they
+// free stays in it while it has users.
+struct PrivatePool {
+  Pool small{true, {}, {}};
+  Pool large{false, {}, {}};
+  int num_users = 0;
+};
+
 // The most a card ever held, whatever the script resets.
 struct Peaks {
   int64_t allocated = 0;
@@ -78,6 +86,8 @@ struct Card {
   uintptr_t next_address = 0;
   Pool small{true, {}};
   Pool large{false, {}};
+  std::map<c10::MempoolId_t, PrivatePool> private_pools;
+  std::vector<c10::MempoolId_t> pools_now; // which tensors are made in: the last one
   std::map<uintptr_t, Block*> live; // allocated blocks by address
   std::vector<Block*> waiting;      // freed while another stream may still read them
   c10::CachingDeviceAllocator::DeviceStats stats;
@@ -105,6 +115,12 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
   int device_of(const void* address) const; // -1: not a virtual address
 
+  void begin_pool(int device, c10::MempoolId_t pool);
+  void end_pool(int device, c10::MempoolId_t pool);
+  void share_pool(int device, c10::MempoolId_t pool);
+  void leave_pool(int device, c10::MempoolId_t pool);
+  int pool_users(int device, c10::MempoolId_t pool);
+
   void free(Block* block);
   static void delete_block(void* context);
 
@@ -119,6 +135,7 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   std::vector<SnapshotBlock> snapshot();
 
  private:
+  Pool& pool_for(Card& card, size_t size);
   Block* find(Card& card, Pool& pool, int64_t stream, size_t size);
   Block* new_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size, size_t requested);
   Block* grow_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size);

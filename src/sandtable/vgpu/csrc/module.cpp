@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "graphs.h"
 #include "allocator.h"
 #include "audit_events.h"
 #include "device.h"
@@ -390,6 +391,15 @@ PYBIND11_MODULE(sandtable_core, m) {
     Recorder::get().set_launch(static_cast<Launch>(launch));
     return before;
   });
+  m.def("begin_graph", &begin_graph);
+  m.def("end_graph", &end_graph);
+  m.def("is_capturing", &capturing);
+  m.def("replay_graph", &replay_graph);
+  m.def("begin_pool", [](int device, c10::MempoolId_t pool) { VirtualAllocator::get().begin_pool(device, pool); });
+  m.def("end_pool", [](int device, c10::MempoolId_t pool) { VirtualAllocator::get().end_pool(device, pool); });
+  m.def("share_pool", [](int device, c10::MempoolId_t pool) { VirtualAllocator::get().share_pool(device, pool); });
+  m.def("leave_pool", [](int device, c10::MempoolId_t pool) { VirtualAllocator::get().leave_pool(device, pool); });
+  m.def("pool_users", [](int device, c10::MempoolId_t pool) { return VirtualAllocator::get().pool_users(device, pool); });
   m.def("set_optimizer", [](bool inside) { Recorder::get().set_optimizer(inside); });
   m.def("set_backward", [](bool inside) { Recorder::get().set_backward(inside); });
   m.def("submit_job", [] { return Recorder::get().submit_job(); });

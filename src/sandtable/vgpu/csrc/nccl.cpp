@@ -630,6 +630,29 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   recorder.add(Kind::kCollective, row, stream_id, 0, place.phase, place.line);
 }
 
+uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches) {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  CallTable& table = call_table();
+  auto again = [row](auto& column) { auto value = column[row]; column.push_back(value); };
+  uint32_t seq = table.agreed_bytes[row] == kPointToPoint ? table.seq[row] : collective_seq[table.group[row]]++;
+  uint32_t batch = table.batch[row];
+  if (batch != 0 && !batches.contains(batch))
+    batches[batch] = next_batch++;
+  table.seq.push_back(seq);
+  table.stream.push_back(stream);
+  table.batch.push_back(batch == 0 ? 0 : batches[batch]);
+  for (auto* column : {&table.op, &table.group, &table.dtype})
+    again(*column);
+  for (auto* column : {&table.line, &table.splits})
+    again(*column);
+  for (auto* column : {&table.bytes_in, &table.bytes_out, &table.agreed_bytes})
+    again(*column);
+  again(table.peer);
+  for (auto* column : {&table.is_async, &table.reduce})
+    again(*column);
+  return static_cast<uint32_t>(table.op.size() - 1);
+}
+
 // What is left to do when the work is waited for, if anything.
 std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, Issued& issued) {
   const CallKey& key = issued.key;

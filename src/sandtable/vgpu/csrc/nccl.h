@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace sandtable {
@@ -22,6 +23,8 @@ struct CallTable {
   std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
 };
 CallTable& call_table();
+// Writes down a call once more, on this stream; `batches` are the numbers that batches of calls got meanwhile.
+uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches);
 constexpr int64_t kPointToPoint = -2; // in the place of agreed bytes: no call that all members of a group make
 
 // The collectives written down since the last time, so that ranks can be held against each other: texts not told

@@ -47,6 +47,43 @@ void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t am
   num_operators_ += what == Kind::kOperator;
 }
 
+size_t Recorder::num_rows() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return kind.size();
+}
+
+std::vector<Row> Recorder::take_rows(size_t begin) {
+  std::lock_guard<std::mutex> lock(mutex);
+  std::vector<Row> taken;
+  size_t kept = begin;
+  for (size_t i = begin; i < kind.size(); ++i) {
+    auto what = static_cast<Kind>(kind[i]);
+    if (!is_of_memory(what)) {
+      taken.push_back({what, ref[i], stream[i], static_cast<Phase>(phase[i]), line[i], value[i]});
+      num_operators_ -= what == Kind::kOperator;
+      continue;
+    }
+    kind[kept] = kind[i];
+    ref[kept] = ref[i];
+    stream[kept] = stream[i];
+    phase[kept] = phase[i];
+    line[kept] = line[i];
+    value[kept] = value[i];
+    mark[kept] = static_cast<int64_t>(kept);
+    job[kept] = job[i];
+    ++kept;
+  }
+  kind.resize(kept);
+  ref.resize(kept);
+  stream.resize(kept);
+  phase.resize(kept);
+  line.resize(kept);
+  value.resize(kept);
+  mark.resize(kept);
+  job.resize(kept);
+  return taken;
+}
+
 void Recorder::host_sync(Sync what, uint16_t on_stream) {
   add(Kind::kHostSync, 0, on_stream, static_cast<int64_t>(what));
 }

@@ -49,6 +49,15 @@ struct Note {
   uint32_t line;
 };
 
+struct Row {
+  Kind kind;
+  uint32_t ref;
+  uint16_t stream;
+  Phase phase;
+  uint32_t line;
+  int64_t value;
+};
+
 // Where in the script are we, and in which phase? (phase.cpp)
 struct Place {
   Phase phase;
@@ -88,6 +97,8 @@ class Recorder {
 
   void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value);
   void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
+  size_t num_rows();
+  std::vector<Row> take_rows(size_t begin); // off the tape, from here to its end, except those of memory
   void host_sync(Sync what, uint16_t stream);
   uint32_t add_signature(std::string json);
   // A note is kept once for each (kind, text, line).

@@ -1,21 +1,36 @@
-"""CUDA graphs: not rehearsed. Creating one raises an error; asking whether one is being captured works."""
+"""CUDA graphs: a capture takes the operators that it issues off the records, and each replay puts them there again.
+
+On a card nothing runs during a capture, and a replay is one launch of all its kernels. So replayed operators cost the
+host nothing (`LaunchKind.GRAPH`), collectives among them are calls again, and a step that ends inside a graph ends at
+each replay. Memory made during a capture belongs to the graph's own pool, which keeps what is freed. Small values stay
+what the capture computed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-__all__ = ["names"]
+__all__ = ["follow_updates", "names"]
+
+PoolId = tuple[int, int]
 
 
-class CUDAGraph:
-    """Refuses at construction: a graph hides from the host the operators that a rehearsal records."""
+class _Updates:
+    """Whom replays tell which updates of parameters they repeat."""
 
-    def __new__(cls, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError(
-            "sandtable: CUDA graphs cannot be rehearsed, because replay hides the operators from the host; "
-            "run the script without them (the step's operators are the same)"
-        )
+    def __init__(self) -> None:
+        self.on_update: Callable[[int], None] = lambda updater: None
+
+
+_updates = _Updates()
+
+
+def follow_updates(on_update: Callable[[int], None]) -> None:
+    """Call the function with the number of the updater when a replay has updated parameters."""
+    _updates.on_update = on_update
 
 
 class AllocatorState:
@@ -24,9 +39,70 @@ class AllocatorState:
 
 def names(core: ModuleType) -> dict[str, Any]:
     """Return the names of ``torch._C`` that belong to CUDA graphs."""
+    pools = count(1)
     return {
-        "_CUDAGraph": CUDAGraph,
+        "_CUDAGraph": _graph_class(core, pools),
         "_cuda_CUDAAllocator_AllocatorState": AllocatorState,
-        "_graph_pool_handle": lambda: (0, 0),
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_graph_pool_handle": lambda: (0, next(pools) << 32),
+        "_cuda_isCurrentStreamCapturing": core.is_capturing,
     }
+
+
+def _graph_class(core: ModuleType, pools: count[int]) -> type:
+    class CUDAGraph:
+        """What ``torch.cuda.CUDAGraph`` derives from."""
+
+        def __new__(cls, keep_graph: bool = False) -> CUDAGraph:
+            graph = super().__new__(cls)
+            graph._pool = None
+            graph._number = None
+            return graph
+
+        _pool: PoolId | None
+        _number: int | None
+
+        def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
+            if core.is_capturing():
+                raise RuntimeError("CUDA error: a stream must not capture two graphs at a time; end the first capture")
+            self.reset()
+            self._pool = (next(pools), 0) if pool is None else (int(pool[0]), int(pool[1]))
+            self._device = core.current_device()
+            core.share_pool(self._device, self._pool)
+            core.begin_pool(self._device, self._pool)
+            core.begin_graph()
+
+        def capture_end(self) -> None:
+            if not core.is_capturing():
+                raise RuntimeError("capture_end must follow capture_begin, but nothing is being captured")
+            self._number = core.end_graph()
+            core.end_pool(self._device, self._pool)
+
+        def instantiate(self) -> None:
+            """Accept the request: nothing is compiled."""
+
+        def replay(self) -> None:
+            if self._number is None:
+                raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+            for updater in core.replay_graph(self._number):
+                _updates.on_update(updater)
+
+        def reset(self) -> None:
+            if self._pool is not None:
+                core.leave_pool(self._device, self._pool)
+            self._pool = self._number = None
+
+        def pool(self) -> PoolId:
+            if self._pool is None:
+                raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+            return self._pool
+
+        def register_generator_state(self, generator: Any) -> None:
+            """Accept a generator: random numbers do not depend on graphs here."""
+
+        def enable_debug_mode(self) -> None:
+            """Accept the request."""
+
+        def debug_dump(self, debug_path: str) -> None:
+            """Write nothing: there is no graph of the card's."""
+
+    return CUDAGraph

@@ -13,27 +13,6 @@ class CUDAAllocator:
     """What ``torch.cuda.memory`` calls an allocator."""
 
 
-class MemPool:
-    """A pool of a script's own: accepted, and served from the usual pools."""
-
-    _numbers = count(1)
-
-    def __init__(self, allocator: Any = None, is_user_created: bool = True, *_: object) -> None:
-        self._allocator = allocator
-        self._id = (0, next(self._numbers))
-
-    @property
-    def id(self) -> tuple[int, int]:
-        return self._id
-
-    @property
-    def allocator(self) -> Any:
-        return self._allocator
-
-    def use_count(self) -> int:
-        return 1
-
-
 def names(core: ModuleType) -> dict[str, Any]:
     """Return the names of ``torch._C`` that belong to memory."""
 
@@ -42,6 +21,10 @@ def names(core: ModuleType) -> dict[str, Any]:
         for (device, address), blocks in groupby(core.memory_snapshot(), key=lambda block: (block[0], block[2])):
             segments.append(_segment(device, address, list(blocks)))
         return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+
+    def begin_pool(device: int, pool: tuple[int, int]) -> None:
+        core.share_pool(device, pool)
+        core.begin_pool(device, pool)
 
     raw: dict[int, Any] = {}
 
@@ -61,13 +44,13 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_getMemoryFraction": core.memory_fraction,
         "_cuda_memorySnapshot": snapshot,
         "_cuda_CUDAAllocator": CUDAAllocator,
-        "_MemPool": MemPool,
-        "_cuda_beginAllocateToPool": _accept,
-        "_cuda_beginAllocateCurrentThreadToPool": _accept,
-        "_cuda_beginAllocateCurrentStreamToPool": _accept,
+        "_MemPool": _pool_class(core),
+        "_cuda_beginAllocateToPool": begin_pool,
+        "_cuda_beginAllocateCurrentThreadToPool": begin_pool,
+        "_cuda_beginAllocateCurrentStreamToPool": begin_pool,
         "_cuda_checkPoolLiveAllocations": lambda *_: True,
-        "_cuda_endAllocateToPool": _accept,
-        "_cuda_releasePool": _accept,
+        "_cuda_endAllocateToPool": core.end_pool,
+        "_cuda_releasePool": core.leave_pool,
         "_cuda_cudaCachingAllocator_raw_alloc": allocate_raw,
         "_cuda_cudaCachingAllocator_raw_delete": raw.pop,
         "_cuda_getAllocatorBackend": lambda: "native",
@@ -89,6 +72,41 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_enable": _accept,
         **_workspace_names(),
     }
+
+
+def _pool_class(core: ModuleType) -> type:
+    numbers = count(1)
+
+    class MemPool:
+        """A pool of a script's own, on the card that is current when it is made."""
+
+        def __init__(self, allocator: Any = None, is_user_created: bool = True, *_: object, **__: object) -> None:
+            self._allocator = allocator
+            self._id = (0, next(numbers))
+            self._device = core.current_device()
+            core.share_pool(self._device, self._id)
+
+        def __del__(self) -> None:
+            core.leave_pool(self._device, self._id)
+
+        @property
+        def id(self) -> tuple[int, int]:
+            return self._id
+
+        @property
+        def allocator(self) -> Any:
+            return self._allocator
+
+        @property
+        def device(self) -> int:
+            device: int = self._device
+            return device
+
+        def use_count(self) -> int:
+            users: int = core.pool_users(self._device, self._id)
+            return users
+
+    return MemPool
 
 
 def _workspace_names() -> dict[str, Any]:
