@@ -148,3 +148,30 @@ def test_unknown_values_overwrite_what_the_host_had() -> None:
     part = torch.ones(3, 1 << 18)
     part[1, 5:].copy_(torch.empty((1 << 18) - 5, device="cuda"))
     assert part.sum() == 2 * (1 << 18) + 5
+
+
+OWN_READER = """
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+class Reader(FileSystemReader):
+    def read_data(self, plan, planner):
+        for item in plan.items:
+            self.storage_data[item.storage_index]
+        return super().read_data(plan, planner)
+
+mesh = init_device_mesh("cuda", (world,))
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+weights = get_model_state_dict(model)
+dcp.save(weights, checkpoint_id=folder)
+dcp.load(weights, storage_reader=Reader(folder))
+"""
+
+
+def test_a_reader_of_the_script_finds_the_shards_of_a_rehearsal(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + OWN_READER)
+    trace = capture(tmp_path / "train.py", tmp_path / "saved", world_size=8, num_steps=3)
+    assert trace.num_steps == 2

@@ -35,6 +35,7 @@ from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.routed_layers import follow_layers
 from sandtable.vgpu.settings import RankSettings
+from sandtable.vgpu.shared_files import FileWatcher
 from sandtable.vgpu.skipped_updates import SkippedUpdates
 from sandtable.vgpu.socket_messages import MessageRecorder
 from sandtable.vgpu.step_rows import keep_steps
@@ -152,6 +153,7 @@ class Capture:
             follow_layers(core)
 
         MessageRecorder(core, channel, groups, steps).install()
+        FileWatcher(core, channel).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
         return cls(settings, core, channel, groups, steps, skipped, flat_buffers)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -36,6 +37,7 @@ def adapt_checkpoints(core: ModuleType) -> None:
     import torch
     from torch.distributed.checkpoint import default_planner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.storage import StorageReader
     from torch.distributed.checkpoint.utils import _DistWrapper
     from torch.distributed.tensor import DTensor
 
@@ -45,6 +47,7 @@ def adapt_checkpoints(core: ModuleType) -> None:
     DTensor.__create_write_items__ = exchange.create_write_items(DTensor.__create_write_items__)  # type: ignore[method-assign]
     default_planner.dedup_save_plans = _to_lowest_rank(default_planner.dedup_save_plans)  # type: ignore[attr-defined]
     FileSystemReader.read_data = _read_known(core, FileSystemReader.read_data)  # type: ignore[method-assign]
+    StorageReader.__init_subclass__ = _reads_known(core)  # type: ignore[method-assign, assignment]
     torch._C.PyTorchFileWriter = _hole_writer(torch._C.PyTorchFileWriter)  # type: ignore[misc]
 
 
@@ -167,6 +170,16 @@ def _to_lowest_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return dedup_save_plans
 
 
+def _reads_known(core: ModuleType) -> Any:
+    """Return the initialiser of classes that read checkpoints: those of a framework read as torch's do."""
+
+    def adapt(kind: Any) -> None:
+        if "read_data" in vars(kind):
+            kind.read_data = _read_known(core, kind.read_data)
+
+    return classmethod(adapt)
+
+
 def _read_known(core: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
     """Read what was written, and zeros for shards that were not, or that nobody can find again."""
 
@@ -193,6 +206,8 @@ def _hole_writer(original: Any) -> Any:
         def __init__(self, target: Any, *options: Any) -> None:
             stream = _seekable(target)
             self._can_seek = stream is not None
+            if isinstance(target, str | os.PathLike):  # opened past Python, which would have raised the event
+                sys.audit("open", target, "wb", os.O_WRONLY | os.O_CREAT)
             super().__init__(target if stream is None else stream, *options)
 
         def write_record(self, name: str, data: Any, size: int) -> None:

@@ -148,6 +148,7 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or together <= primaries
             if not is_final and (session.late_samples or session.broker.stale()):
                 session.kill_ranks()
+                session.forget_files()
                 primaries = together
                 names = ", ".join(map(str, sorted(primaries)))
                 listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))

@@ -11,6 +11,8 @@ from sandtable.vgpu.protocol import (
     Answer,
     Call,
     CallsLogged,
+    FilesMade,
+    FilesRemoved,
     GatherPosted,
     GroupsMade,
     ImportsLogged,
@@ -31,6 +33,7 @@ from sandtable.vgpu.protocol import (
     ThreadWaiting,
 )
 from sandtable.vgpu.rank_process import RankOutcome, RankProcess
+from sandtable.vgpu.shared_files import SharedFiles
 
 __all__ = ["MessageHandler"]
 
@@ -46,6 +49,7 @@ class MessageHandler:
     def __init__(
         self,
         broker: Broker,
+        files: SharedFiles,
         *,
         start_everyone: Callable[[bool], None],
         meet: Callable[[RankProcess, int, int], None],
@@ -53,6 +57,7 @@ class MessageHandler:
         listen: Listener,
     ) -> None:
         self._broker = broker
+        self._files = files
         self._start_everyone = start_everyone
         self._meet = meet
         self._share_imports = share_imports
@@ -73,6 +78,8 @@ class MessageHandler:
             PortWanted: self._on_port_wanted,
             ImportsLogged: self._on_imports,
             StepEnded: self._on_step,
+            FilesMade: self._on_files_made,
+            FilesRemoved: self._on_files_removed,
             RankSaved: self._on_saved,
             RankFailed: self._on_failed,
         }
@@ -132,6 +139,12 @@ class MessageHandler:
 
     def _on_step(self, process: RankProcess, message: StepEnded) -> None:
         self._listen(RankStepped(rank=process.rank, num_steps=message.num_steps))
+
+    def _on_files_made(self, process: RankProcess, message: FilesMade) -> None:
+        self._files.add_made(process.rank, message.paths)
+
+    def _on_files_removed(self, process: RankProcess, message: FilesRemoved) -> None:
+        process.removed_files.extend(message.files)
 
     def _on_saved(self, process: RankProcess, message: RankSaved) -> None:
         process.private_bytes = message.private_bytes

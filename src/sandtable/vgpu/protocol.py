@@ -17,6 +17,8 @@ __all__ = [
     "Call",
     "CallTuple",
     "CallsLogged",
+    "FilesMade",
+    "FilesRemoved",
     "FrameReader",
     "GatherAnswered",
     "GatherPosted",
@@ -32,6 +34,7 @@ __all__ = [
     "RankSaved",
     "ReceiveAnswered",
     "ReceivePosted",
+    "RemovedFile",
     "SendPosted",
     "StepEnded",
     "StopOrdered",
@@ -173,6 +176,22 @@ class StepEnded(NamedTuple):
     num_steps: int
 
 
+RemovedFile = tuple[str, bytes | int | None]
+"""The path, and what was in it: None of a directory, its size alone of a large file."""
+
+
+class FilesMade(NamedTuple):
+    """The rank has made files and directories of these paths after its first collective, and left them."""
+
+    paths: tuple[str, ...]
+
+
+class FilesRemoved(NamedTuple):
+    """The rank removes, or renames, files that other ranks may have used."""
+
+    files: tuple[RemovedFile, ...]
+
+
 class RankSaved(NamedTuple):
     """The rank has saved its records and ends."""
 
@@ -253,6 +272,8 @@ Message = (
     | PortWanted
     | ImportsLogged
     | StepEnded
+    | FilesMade
+    | FilesRemoved
     | RankSaved
     | RankFailed
 )

@@ -156,6 +156,11 @@ class RankChannel:
         else:
             raise StopCapture(reason)
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the rank's: it has no channel."""
+        return self._is_forked
+
     def report(self, message: Message) -> None:
         """Report something that needs no answer, after everything posted before."""
         self._post(message)

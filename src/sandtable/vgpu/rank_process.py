@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sandtable.events import Listener, RankPrinted
-from sandtable.vgpu.protocol import Answer, FrameReader, Message, RankFailed, pack
+from sandtable.vgpu.protocol import Answer, FrameReader, Message, RankFailed, RemovedFile, pack
 
 __all__ = ["OutputLines", "RankOutcome", "RankProcess"]
 
@@ -37,6 +37,7 @@ class RankProcess:
         self.is_open = True
         self.is_closed = False
         self.private_bytes = 0
+        self.removed_files: list[RemovedFile] = []
         self._frames = FrameReader()
         self._inbox: deque[Message] = deque()
         self.channel, self._far_channel = socket.socketpair()

@@ -31,6 +31,7 @@ from sandtable.vgpu.processes import cpu_ticks, wants_core
 from sandtable.vgpu.rank_process import RankOutcome, RankProcess
 from sandtable.vgpu.settings import Job, RankTask
 from sandtable.vgpu.sharded_ranks import ShardedRanks, ShardReader
+from sandtable.vgpu.shared_files import SharedFiles
 from sandtable.vgpu.stop import DEADLOCK, MISMATCH, OTHER_RANK_FAILED
 from sandtable.vgpu.turns import Turns
 
@@ -115,6 +116,7 @@ class Session:
         self._task = task
         self._shards = ShardReader(lambda rank: RankRecords.load(task(rank).records_path))
         self._live: dict[int, RankProcess] = {}
+        self._files = SharedFiles()
         self._known: set[int] = set()
         self._samples: deque[int] = deque()
         self._to_start: deque[tuple[int, bool]] = deque()
@@ -127,6 +129,7 @@ class Session:
         self._stop_reason: str | None = None
         self._messages = MessageHandler(
             self.broker,
+            self._files,
             start_everyone=self._start_everyone,
             meet=self._meet,
             share_imports=client.share_imports,
@@ -180,6 +183,10 @@ class Session:
             if isinstance(event, RankExited):
                 self._release(self._live[event.rank])
 
+    def forget_files(self) -> None:
+        """Remove what the ranks have made, so that they can run again from the beginning."""
+        self._files.forget(self._known)
+
     def hand_over(self) -> tuple[RankProcess, ...]:
         """Return the processes that run, which are not this session's any more."""
         processes, self._live = tuple(self._live.values()), {}
@@ -188,6 +195,7 @@ class Session:
     def close(self) -> None:
         """Release the channels and pipes of ranks that still run."""
         self._selector.close()
+        self._files.remove()
         for process in self._live.values():
             if not process.is_closed:
                 process.close()
@@ -211,6 +219,7 @@ class Session:
     def _follow(self, next_plan: CapturePlan) -> None:
         for rank in next_plan.primaries:
             self._enqueue(rank, is_primary=True)
+        self._files.forget(next_plan.again)
         for rank in next_plan.again:
             self._ran_again.add(rank)
             self._enqueue(rank, is_primary=True)
@@ -259,9 +268,10 @@ class Session:
 
     def _run_until_idle(self) -> None:
         """Handle events until no rank runs and none is to be started."""
-        at_once = max(2, os.cpu_count() or 1)
         while self._live or self._samples or self._to_start:
+            at_once = 1 if self._files.are_contended else max(2, os.cpu_count() or 1)
             while self._samples and len(self._live) + len(self._to_start) < at_once:
+                self._files.restore()
                 self._enqueue(self._samples.popleft(), is_primary=False)
             while self._to_start and self._num_starting < _MAX_STARTING:
                 self._start_next()
@@ -343,6 +353,7 @@ class Session:
         process.finish_output()
         self.meter.add_up(self._live.values())
         self._release(process)
+        self._files.add_removed(process.removed_files)
         if process.outcome is not None:
             self.outcomes[process.rank] = process.outcome
         if self._stop_reason is not None:

@@ -378,6 +378,7 @@ PYBIND11_MODULE(sandtable_core, m) {
 
   m.def("records", &records);
   m.def("calls", &calls);
+  m.def("num_calls", [] { return call_table().op.size(); });
   m.def("lines", &line_list);
   m.def("notes", &note_list);
   m.def("signatures", [] { return Recorder::get().signatures; });
