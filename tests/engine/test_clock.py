@@ -12,12 +12,15 @@ from sandtable.engine.clock import ActorSpeed, Wiring, run_clock
 from sandtable.engine.operator_table import Costs
 from sandtable.engine.program import Opcode, Program, compile_program
 from sandtable.trace import Phase, SyncKind
+from sandtable.trace.kinds import LaunchKind
 
 
 def costs(work=(1000, 300, 9000, 50), host=100.0, latency=0.0, call=0.0, **more: Any) -> Costs:
     return Costs(
         work_ns=np.array(work, dtype=float),
         host_ns=np.full((len(Phase), len(SIGNATURES)), host),
+        launch_host_ns=np.full(len(LaunchKind), host),
+        hooked_scale=1.0,
         is_copy=np.zeros(len(SIGNATURES), dtype=bool),
         has_flops=np.array([True, False, True, False]),
         call_host_ns=call,
