@@ -110,6 +110,9 @@ def _host(table: NodeHostTable, *, num_gpus: int) -> Host:
         efficiency=table.efficiency,
         num_cores=table.cores or 0,
         issue_scale=table.issue_scale,
+        memory_bytes_per_s=table.memory_gb_per_s * GB,
+        disk_read_bytes_per_s=table.disk_read_gb_per_s * GB,
+        disk_write_bytes_per_s=table.disk_write_gb_per_s * GB,
         origin=_origin(table),
     )
 

@@ -100,6 +100,15 @@ class NodeHostTable(SourcedTable):
     issue_scale: Speed = Field(
         default=1.0, description="how much longer than usual its processors take to issue work to a GPU, such as 1.5"
     )
+    memory_gb_per_s: Speed = Field(
+        default=200.0, description="GB/s of host memory, all sockets; the default is an older server of two sockets"
+    )
+    disk_read_gb_per_s: Speed = Field(
+        default=6.4, description="GB/s read from the local drives together; the default is one NVMe drive"
+    )
+    disk_write_gb_per_s: Speed = Field(
+        default=3.2, description="GB/s written to the local drives together; the default is one NVMe drive"
+    )
 
 
 class NicsTable(SourcedTable):

@@ -40,7 +40,8 @@ class Host:
 
     `root_bytes_per_s` matters only where GPUs have no NVLink: then everything they send passes through it. `num_cores`
     is 0 where unknown. `issue_scale` is the time these processors and their software take to issue an operator, as a
-    multiple of the time in the device's efficiency table.
+    multiple of the time in the device's efficiency table. `memory_bytes_per_s` is the nominal bandwidth of all sockets'
+    memory, and the rates of the disks are those of all local drives together.
     """
 
     pcie_bytes_per_s: float
@@ -48,6 +49,9 @@ class Host:
     efficiency: float
     num_cores: int
     issue_scale: float
+    memory_bytes_per_s: float
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
     origin: Origin
 
 

@@ -32,7 +32,10 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """One rank's memory when most was allocated; `fragmentation_bytes` are reserved but not in use."""
+    """One rank's memory when most was allocated; `fragmentation_bytes` are reserved but not in use.
+
+    `host_bytes` are in host memory: offloaded states and pinned buffers.
+    """
 
     bytes_by_category: dict[str, int]
     allocated_bytes: int
@@ -41,6 +44,7 @@ class MemoryUse:
     peak_reserved_bytes: int
     capacity_bytes: int
     num_ooms: int
+    host_bytes: int = 0
 
 
 def memory_use(view: RankView, blocks: Blocks | None = None) -> MemoryUse:
@@ -59,6 +63,7 @@ def memory_use(view: RankView, blocks: Blocks | None = None) -> MemoryUse:
         peak_reserved_bytes=view.memory.reserved_bytes,
         capacity_bytes=view.memory.capacity_bytes,
         num_ooms=view.memory.num_ooms,
+        host_bytes=view.memory.host_bytes,
     )
 
 

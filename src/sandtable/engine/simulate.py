@@ -7,6 +7,7 @@ from sandtable.cluster.cluster import Cluster
 from sandtable.cluster.device import Device
 from sandtable.cluster.topology import Topology
 from sandtable.engine.clock import ActorSpeed, run_clock
+from sandtable.engine.compute.host_work import HostRates
 from sandtable.engine.compute.measured import MeasuredTable
 from sandtable.engine.compute.model import CostModel
 from sandtable.engine.fold import Fold, fold
@@ -43,7 +44,11 @@ def simulate(
     if what_if.link_scale:
         topology = topology.scaled(what_if.link_scale)
     tables = [
-        price_operators(trace, CostModel(device, table=measured), host_scale=_host_scale(topology, device))
+        price_operators(
+            trace,
+            CostModel(device, table=measured, host_rates=_host_rates(topology, device, trace.ranks_per_node)),
+            host_scale=_host_scale(topology, device),
+        )
         for device in topology.devices
     ]
     cache = _ProgramCache(trace, tables)
@@ -77,6 +82,16 @@ def simulate(
 def _host_scale(topology: Topology, device: Device) -> float:
     """Return how slowly work is issued to such a device: by the slowest host that has one."""
     return max(kind.host.issue_scale for kind in topology.kinds if kind.device == device)
+
+
+def _host_rates(topology: Topology, device: Device, ranks_per_node: int) -> HostRates:
+    """Return what each rank of a node gets when all work on the host: of the slowest host with such a device."""
+    hosts = [kind.host for kind in topology.kinds if kind.device == device]
+    return HostRates(
+        memory_bytes_per_s=min(host.memory_bytes_per_s for host in hosts) / ranks_per_node,
+        disk_read_bytes_per_s=min(host.disk_read_bytes_per_s for host in hosts) / ranks_per_node,
+        disk_write_bytes_per_s=min(host.disk_write_bytes_per_s for host in hosts) / ranks_per_node,
+    )
 
 
 class _ProgramCache:

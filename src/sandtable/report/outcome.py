@@ -22,6 +22,9 @@ __all__ = ["print_failure", "print_findings", "print_outcome"]
 _BAR_WIDTH = 60
 _MAX_CLASSES = 3
 _MAX_NOTES = 4
+_SHOWN_HOST_BYTES = 64 << 20
+"""Less host memory than this in tensors is not worth a word."""
+
 _SMALL_SHARE = 0.0005
 _STEADY_STEPS = 2
 _COLOURS = {
@@ -205,9 +208,10 @@ def _memory_line(row: ClassMemory) -> str:
     style = "red" if share > 0.95 else "yellow" if share > 0.85 else "green"
     largest = sorted(use.bytes_by_category.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest if size)
+    host = f"; {format_bytes(use.host_bytes)} of host memory per rank" if use.host_bytes >= _SHOWN_HOST_BYTES else ""
     return (
         f"[{style}]{share:.0%}[/{style}] of the card, {format_bytes(use.peak_reserved_bytes)}: ranks {row.ranks} "
-        f"[dim]({parts})[/dim]"
+        f"[dim]({parts}{host})[/dim]"
     )
 
 

@@ -71,12 +71,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPeaks:
-    """The caching allocator's peaks on one rank."""
+    """The caching allocator's peaks on one rank, and the memory of its host that it uses."""
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     capacity_bytes: int = 0
     num_ooms: int = 0
+    host_bytes: int = 0
+    """What tensors in host memory hold after the first step: offloaded states, pinned buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["Launch", "Work", "WorkFamily"]
+__all__ = ["Launch", "Place", "Work", "WorkFamily"]
 
 WorkFamily = Literal["gemm", "attention", "elementwise", "normalisation", "reduction", "copy", "indexing"]
 """Whose efficiency a kernel has: a name of a family in `engine.compute`."""
 
 Launch = Literal["eager", "compiled", "graph"]
 """How the host launches it: through torch's dispatcher, from a compiled wrapper, or as part of a CUDA graph."""
+
+Place = Literal["device", "host", "disk"]
+"""Where the work is done: on the card, by the host's cores in host memory, or between host memory and its disks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,8 @@ class Work:
     products (batch, m, n, k) instead, for a kernel whose time depends on how they fill tiles. Bytes that are not given
     are those of the recorded tensors: inputs are read and outputs written once. `rows` and `row_ns` describe a kernel
     that keeps one program per multiprocessor, each of which takes its share of the rows one after the other. `grid` are
-    the blocks that the kernel is launched with, where they are known.
+    the blocks that the kernel is launched with, where they are known. Work at a `place` other than the card keeps the
+    host busy, and the card waits for what it issues next.
     """
 
     family: WorkFamily = "elementwise"
@@ -39,6 +43,7 @@ class Work:
     rows: int = 0
     row_ns: float = 0.0
     launch: Launch = "eager"
+    place: Place = "device"
     grid: tuple[int, ...] = ()
     basis: Literal["fitted", "nominal"] = "nominal"
 

@@ -26,6 +26,7 @@ from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
+from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.ordering import in_order
@@ -92,6 +93,7 @@ class Capture:
         steps: StepCounter,
         skipped: SkippedUpdates,
         flat_buffers: FlatBufferReader,
+        host_memory: HostMemoryReader,
     ) -> None:
         self._settings = settings
         self._core = core
@@ -100,6 +102,7 @@ class Capture:
         self._steps = steps
         self._skipped = skipped
         self._flat_buffers = flat_buffers
+        self._host_memory = host_memory
         self._base_seconds = _core_seconds()
 
     @classmethod
@@ -113,13 +116,14 @@ class Capture:
         channel.take_logged_calls = core.take_notes
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
-        flat_buffers = FlatBufferReader()
+        flat_buffers, host_memory = FlatBufferReader(), HostMemoryReader()
 
         next_report = 0.0
 
         def end_step(number: int) -> None:
             nonlocal next_report
             flat_buffers.read()
+            host_memory.read()
             now = time.monotonic()
             if now >= next_report:
                 channel.report(StepEnded(number))
@@ -156,7 +160,7 @@ class Capture:
         FileWatcher(core, channel).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -221,6 +225,7 @@ class Capture:
                 reserved_bytes=reserved,
                 capacity_bytes=self._settings.device.memory_bytes,
                 num_ooms=num_ooms,
+                host_bytes=self._host_memory.num_bytes or 0,
             ),
             num_steps=num_steps,
             finished=stop_reason != "max-operators",

@@ -8,6 +8,7 @@ from sandtable.engine.compute.convolution import Convolution
 from sandtable.engine.compute.described import Described
 from sandtable.engine.compute.family import SUSTAINED, Conditions, Cost, Family
 from sandtable.engine.compute.gemm import Gemm
+from sandtable.engine.compute.host_work import USUAL_HOST, HostRates, HostWork
 from sandtable.engine.compute.indexing import Indexing
 from sandtable.engine.compute.lists import Lists, is_list_operator
 from sandtable.engine.compute.measured import MeasuredTable
@@ -25,7 +26,8 @@ __all__ = ["CostModel"]
 class CostModel:
     """What operators cost on `device`; times of `table` take precedence over the formulas.
 
-    `host_link_bytes_per_s` is the rate between host and device memory, by default that of the device's generation.
+    `host_link_bytes_per_s` is the rate between host and device memory, by default that of the device's generation, and
+    `host_rates` are those of work that the host does itself.
     `conditions` are those of a long run; those of a kernel benchmark serve to compare with one.
     """
 
@@ -35,6 +37,7 @@ class CostModel:
         table: MeasuredTable | None = None,
         *,
         host_link_bytes_per_s: float | None = None,
+        host_rates: HostRates = USUAL_HOST,
         conditions: Conditions = SUSTAINED,
     ) -> None:
         host = device.efficiency.host
@@ -46,6 +49,7 @@ class CostModel:
         self._lists = Lists(device, conditions)
         self._unknown = Unknown(device, conditions)
         self._shards = ShardCopies(device, conditions)
+        self._host_work = HostWork(device, host_rates, conditions)
         self._described = {family: Described(device, family, conditions) for family in get_args(WorkFamily)}
         link = host_link_bytes_per_s or host.link_bytes_per_s
         families = (
@@ -73,6 +77,8 @@ class CostModel:
     def host_ns(self, signature: Signature, phase: Phase) -> float:
         """Return what issuing it costs the host, including the Python and the views around it."""
         host = self.device.efficiency.host
+        if signature.work is not None and signature.work.place != "device":
+            return self._host_work.host_ns(signature)
         if signature.work is not None and signature.work.launch != "eager":
             return self.launch_ns(LaunchKind[signature.work.launch.upper()])
         if not signature.op.startswith(("aten::", "copy::")):
@@ -96,6 +102,8 @@ class CostModel:
 
     def family_of(self, signature: Signature) -> Family:
         """Return the family that costs this operator."""
+        if signature.work is not None and signature.work.place != "device":
+            return self._host_work
         if signature.work is not None:
             return self._described[signature.work.family]
         name = signature.name

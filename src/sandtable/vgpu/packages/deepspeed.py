@@ -7,7 +7,7 @@ torch:
     deepspeed::multi_tensor_adam, deepspeed::multi_tensor_lion   one update of many tensors, in a few kernels
     deepspeed::lamb                                              one tensor: moments, two norms, update
 
-A kernel for the card without a function here raises with its name; those for the host are compiled as ever.
+Those on the host are in `deepspeed_host.py`. A kernel without a function raises with its name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sandtable.vgpu.packages import deepspeed_shards
+from sandtable.vgpu.packages.deepspeed_host import HOST_KERNELS
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
@@ -93,19 +94,18 @@ def _adapt_builder(module: ModuleType) -> None:
     for name in ("multi_tensor_adam", "multi_tensor_lion"):
         library.impl(name, lambda *_: None, "Meta")
     module.OpBuilder._sandtable_library = library  # operators live as long as their library
-    original = module.OpBuilder.load
 
-    @functools.wraps(original)
+    @functools.wraps(module.OpBuilder.load)
     def load(builder: Any, verbose: bool = False) -> Any:
+        if builder.name in HOST_KERNELS:
+            return SimpleNamespace(**HOST_KERNELS[builder.name])
         functions = _KERNELS.get(builder.name)
-        if functions is not None:
-            return SimpleNamespace(**{name: _without_gradients(function) for name, function in functions.items()})
-        if isinstance(builder, module.CUDAOpBuilder):
+        if functions is None:
             raise RuntimeError(
                 f"DeepSpeed's kernel '{builder.name}' must have a replacement to run on a virtual GPU, but there is "
                 "none; leave out the option that uses it"
             )
-        return original(builder, verbose)  # for the host
+        return SimpleNamespace(**{name: _without_gradients(function) for name, function in functions.items()})
 
     module.OpBuilder.load = load
 
