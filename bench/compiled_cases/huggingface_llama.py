@@ -8,9 +8,10 @@ gradient checkpointing wherever there is a backward pass. It downloads weights; 
 
 import sys
 
-import sandtable
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+import sandtable
 
 MODELS = {
     "1b": {

@@ -10,7 +10,7 @@ with what is installed: Triton is not needed.
 import torch
 from tests.vgpu.virtual import Rehearsal, on_gpu, rehearse
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.nn import functional as F
 
 from sandtable.trace import Phase
 from sandtable.trace.kinds import Kind, LaunchKind

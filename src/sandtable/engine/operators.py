@@ -10,8 +10,8 @@ from sandtable.trace.trace import Trace
 __all__ = ["price_operators"]
 
 HOOKED_SCALE = 2.3
-"""Measured with torch 2.13 on a host alone, a Llama of Hugging Face with tiny tensors: its forward pass of 661 operators
-takes 2.5 ms, and 6.0 ms in `torch.utils.checkpoint` (not reentrant), whose hooks see every tensor that is saved."""
+"""Measured with torch 2.13 on a host alone: the forward pass of a Llama of Hugging Face with tiny tensors takes 2.5 ms,
+and 6.0 ms in `torch.utils.checkpoint` (not reentrant), whose hooks see every tensor that is saved."""
 
 MARK_HOST_NS = 1_000.0
 """Recording an event or waiting for one, on the host: about a microsecond."""

@@ -28,7 +28,8 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     from torch._dynamo import callback, symbolic_convert, trace_rules
     from torch._inductor import config
 
-    guards._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
+    allocation: Any = guards
+    allocation._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
 
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # that Triton is missing
     trace_rules.add("sandtable")  # hooks of ours run as they are
@@ -71,7 +72,7 @@ def _in_one_line(reason: str) -> str:
     return " ".join(lines)[:_REASON_LENGTH]
 
 
-def _note_graph_breaks(module: ModuleType, core: ModuleType) -> None:
+def _note_graph_breaks(module: Any, core: ModuleType) -> None:
     original = module.InstructionTranslatorBase.log_graph_break
 
     @functools.wraps(original)

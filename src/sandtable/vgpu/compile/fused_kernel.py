@@ -3,9 +3,7 @@
 Inductor knows of every kernel which buffers it touches, and how much of them. That is written into the kernel's source
 as a comment, so that it travels with it through Inductor's own caches, and read from there when the kernel is loaded:
 
-    # sandtable: {"family": "normalisation", "arguments": [["in_ptr0", 8192, 0], ...], "elements": 4096}
-
-with the bytes that are read and written through each pointer, for `elements` points of the kernel's iteration space.
+    # sandtable: {"family": "normalisation", "pointers": [{"name": "in_ptr0", "bytes_read": 8192, ...}, ...], ...}
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class PointerTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelDescription:
-    """What a fused kernel does for `num_points` points of its iteration space; `pointers` are in its arguments' order."""
+    """What a fused kernel does for `num_points` points of its iteration space, pointer by pointer."""
 
     family: WorkFamily
     pointers: tuple[PointerTraffic, ...]

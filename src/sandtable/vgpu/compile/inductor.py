@@ -33,11 +33,11 @@ def adaptations(core: ModuleType) -> dict[str, Callable[[ModuleType], None]]:
     }
 
 
-def _accept_devices(module: ModuleType) -> None:
+def _accept_devices(module: Any) -> None:
     module.has_triton = lambda: True
 
 
-def _load_kernels(module: ModuleType) -> None:
+def _load_kernels(module: Any) -> None:
     def triton(self: Any, kernel_name: str, source_code: str, device_str: str = "cuda") -> FusedKernel:
         return FusedKernel(kernel_name, source_code)
 
@@ -45,7 +45,7 @@ def _load_kernels(module: ModuleType) -> None:
     module.maybe_warm_pool = lambda: None  # processes that would compile
 
 
-def _leave_out_triton(module: ModuleType) -> None:
+def _leave_out_triton(module: Any) -> None:
     from torch._inductor.utils import cache_on_self
 
     def write_triton_header_once(self: Any) -> None:
@@ -54,11 +54,12 @@ def _leave_out_triton(module: ModuleType) -> None:
     module.PythonWrapperCodegen.write_triton_header_once = cache_on_self(write_triton_header_once)
 
 
-def _describe_kernels(module: ModuleType) -> None:
+def _describe_kernels(module: Any) -> None:
     """Have kernels say in their source how much memory they touch."""
     import torch.utils._triton
 
-    torch.utils._triton.triton_hash_with_backend = lambda: "sandtable"
+    triton: Any = torch.utils._triton
+    triton.triton_hash_with_backend = lambda: "sandtable"
     original = module.TritonKernel.codegen_kernel
 
     @functools.wraps(original)
@@ -69,7 +70,7 @@ def _describe_kernels(module: ModuleType) -> None:
     module.TritonKernel.codegen_kernel = codegen_kernel
 
 
-def _adapt_entry(module: ModuleType, core: ModuleType) -> None:
+def _adapt_entry(module: Any, core: ModuleType) -> None:
     """Run graphs eagerly that Inductor cannot compile, and launch as one what it would put into a CUDA graph."""
     compile_all, compile_one = module.compile_fx, module.compile_fx_inner
 
@@ -135,7 +136,7 @@ def _launch_as_graph(core: ModuleType, run: Callable[..., Any], static_input_idx
     return launch
 
 
-def _mark_launches(module: ModuleType, core: ModuleType) -> None:
+def _mark_launches(module: Any, core: ModuleType) -> None:
     """Mark everything that the code of a compiled graph launches, its matrix products included."""
     original = module.CompiledFxGraph.__call__
 

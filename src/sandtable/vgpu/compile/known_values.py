@@ -23,7 +23,7 @@ _SMALL_BYTES = 64 * 1024
 
 
 def small_graph(graph: GraphModule, example_inputs: Sequence[Any]) -> GraphModule | None:
-    """Return a copy of a graph that the compiler is about to change, or None if its inputs are too large to be known."""
+    """Return a copy of a graph that the compiler will change, or None if its inputs are too large to be known."""
     import torch
 
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
