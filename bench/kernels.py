@@ -46,10 +46,18 @@ GROUPS = {
     "torch norms": ("torch norms",),
     "other Liger kernels": ("liger ",),
     "grouped products of experts, H100 and H200": ("experts H",),
+    "grouped products on A100": ("products A100 grouped",),
     "bf16 products on A100": ("products A100",),
     "bf16 products on H100 and H200": ("products H100 bf16", "products H200 bf16"),
 }
 """Groups by the beginnings of the names of their sets; a set belongs to the first group that names it."""
+
+
+WHOLE_GROUPS = {
+    "fp8 products with their casts, odd rows too": ("products H100 fp8", "products H200 fp8"),
+    "grouped products of experts, the tuner's misses too": ("experts H",),
+}
+"""The same for groups from which rows were left out, with all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +81,16 @@ def main() -> None:
         for scored in sorted(by_set[name], key=lambda scored: -abs(scored.error))[: args.worst]:
             print(f"      {scored.case.table} {scored.case.shape} {scored.case.published_us} us {scored.error:+.1%}")
     print()
-    groups = {name: group_summary(name, sets) for name in GROUPS if any(group_of(item) == name for item in sets)}
-    for name, figures in groups.items():
+    groups = {name: members for name in GROUPS if (members := [item for item in sets if group_of(item) == name])}
+    groups |= {name: [item for item in sets if item.startswith(starts)] for name, starts in WHOLE_GROUPS.items()}
+    grouped = {name: group_summary([sets[item] for item in members]) for name, members in groups.items() if members}
+    for name, figures in grouped.items():
         print_line(name, figures)
     spread = dict(spreads())
     print()
     for name, pair in spread.items():
         print(f"{name:58} {pair['shapes']:5} shapes, mean {pair['mean_pct']:5.1f} %, p95 {pair['p95_pct']:5.1f} %")
-    print(json.dumps({"sets": sets, "groups": groups, "spread": spread}))
+    print(json.dumps({"sets": sets, "groups": grouped, "spread": spread}))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -140,9 +150,8 @@ def group_of(set_name: str) -> str | None:
     return next((name for name, starts in GROUPS.items() if set_name.startswith(starts)), None)
 
 
-def group_summary(group: str, sets: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return the figures of a group over all of its rows."""
-    members = [figures for name, figures in sets.items() if group_of(name) == group]
+def group_summary(members: list[dict[str, float]]) -> dict[str, float]:
+    """Return the figures of a group over all rows of its sets."""
     rows = sum(figures["rows"] for figures in members)
     return {
         "rows": rows,
