@@ -24,7 +24,9 @@ def _train() -> None:
 
 def test_layers_are_kernels_of_their_family():
     operators = rehearse(_train).trace.rank(0).operators()
-    by_name = {op.signature.op.removeprefix("triton::"): op.signature for op in operators if op.signature.work}
+    by_name: dict[str, Any] = {
+        op.signature.op.removeprefix("triton::"): op.signature for op in operators if op.signature.work
+    }
     assert by_name["_rms_norm_forward_kernel"].work.family == "normalisation"
     assert by_name["_rms_norm_backward_kernel"].work.family == "normalisation"
     assert by_name["_swiglu_forward_kernel"].work.family == "elementwise"

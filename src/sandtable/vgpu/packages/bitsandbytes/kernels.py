@@ -52,7 +52,7 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
         inputs = [value for value in given.values() if isinstance(value, Tensor)]
         results = [value for value in tree_leaves(outputs) if isinstance(value, Tensor)]
         results += [given[p] for p in written if isinstance(given.get(p), Tensor)]
-        work = _WORK.get(name, lambda **_: Work())(**given)
+        work = _WORK[name](**given) if name in _WORK else Work()
         record_kernel(f"{_NAMESPACE}::{name}", inputs=inputs, outputs=results, work=work)
         return outputs
 
