@@ -46,5 +46,5 @@ def follow_extensions(core: ModuleType) -> None:
 
         return load_and_replace
 
-    ExtensionFileLoader.create_module = following(_made_if_unloadable)  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = following(_made_if_unloadable)  # type: ignore[method-assign, arg-type]
     torch.ops.load_library = following(torch.ops.load_library)  # type: ignore[method-assign]

@@ -163,3 +163,25 @@ def test_the_file_of_descriptions_must_exist(tmp_path):
     (tmp_path / "train.py").write_text("")
     with pytest.raises(LaunchError, match="costs must be a Python file"):
         rehearse(tmp_path / "train.py", options=LaunchOptions(costs=tmp_path / "none.py"))
+
+
+def test_a_kernel_of_triton_is_described_by_its_arguments(run):
+    by_name = _described(
+        run(
+            """
+            import sandtable, torch, triton
+
+            @triton.jit
+            def kernel(x, n):
+                pass
+
+            @sandtable.cost("__main__.kernel")
+            def description(x, n):
+                return sandtable.Kernel(flops=5 * n, family="gemm")
+
+            kernel[(1,)](torch.ones(8, device="cuda"), 8)
+            sandtable.step()
+            """
+        )
+    )
+    assert by_name["triton::kernel"].signature.work.flops == 40

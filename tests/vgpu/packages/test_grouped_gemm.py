@@ -22,7 +22,7 @@ def _multiply() -> None:
 
 
 def test_groups_are_the_products_of_one_kernel():
-    operators = [
+    operators: list[Any] = [
         op.signature for op in rehearse(_multiply).trace.rank(0).operators() if "grouped_gemm" in op.signature.op
     ]
     forward, inputs, weights, *moves = operators

@@ -16,6 +16,7 @@ from typing import Any
 from sandtable.kernel_cost import COST_EVENT, Kernel
 from sandtable.trace.work import Work
 from sandtable.vgpu.packages.importing import PackageFinder
+from sandtable.vgpu.packages.kernels import describe_kernel, record_kernel
 
 __all__ = ["follow_descriptions", "needs_card", "undescribed_module"]
 
@@ -32,8 +33,12 @@ def follow_descriptions(core: ModuleType, finder: PackageFinder) -> None:
         module_name, _, attribute = name.rpartition(".")
         replacement = _described(name, function, backward)
 
+        describe_kernel(name, lambda **arguments: _work(_require_kernel(name, function(**arguments))))
+
         def fill(module: ModuleType) -> None:
-            original = getattr(module, attribute, None)
+            original = module.__dict__.get(attribute)
+            if hasattr(original, "fn") and hasattr(original, "run"):
+                return  # a kernel of Triton, whose launches ask for the description
             setattr(module, attribute, replacement)
             if original is not None:
                 _replace_imported(attribute, original, replacement)
@@ -168,15 +173,17 @@ def _record(place: str, inputs: list[Any], kernel: Kernel, defaults: Kernel) -> 
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from sandtable.vgpu.packages.kernels import record_kernel
-
     outputs = [leaf for leaf in tree_leaves([kernel.outputs, kernel.writes]) if isinstance(leaf, torch.Tensor)]
-    work = Work(
+    work = _work(kernel, dtype=defaults.dtype)
+    record_kernel(place, inputs=inputs, outputs=outputs, work=work)
+
+
+def _work(kernel: Kernel, *, dtype: Any = "") -> Work:
+    return Work(
         family=kernel.family,  # type: ignore[arg-type]
         flops=kernel.flops,
-        dtype=str(kernel.dtype or defaults.dtype).removeprefix("torch."),
+        dtype=str(kernel.dtype or dtype).removeprefix("torch."),
         bytes_read=kernel.bytes,
         bytes_written=None if kernel.bytes is None else 0,
         num_kernels=kernel.num_kernels,
     )
-    record_kernel(place, inputs=inputs, outputs=outputs, work=work)

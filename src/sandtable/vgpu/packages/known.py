@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection
 
 from sandtable.vgpu.packages import (
     apex,
+    bitsandbytes,
     causal_conv1d,
     deepspeed,
     flash_attn,
     flash_attn_3,
     grouped_gemm,
+    liger_kernel,
     mamba_ssm,
     nvrtc,
     pynvml,
@@ -28,11 +30,13 @@ __all__ = ["PACKAGES", "follow_packages"]
 
 PACKAGES: tuple[Callable[[Watcher], Package], ...] = (
     apex.package,
+    bitsandbytes.package,
     causal_conv1d.package,
     deepspeed.package,
     flash_attn.package,
     flash_attn_3.package,
     grouped_gemm.package,
+    liger_kernel.package,
     mamba_ssm.package,
     nvrtc.package,
     pynvml.package,

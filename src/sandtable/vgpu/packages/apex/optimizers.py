@@ -85,7 +85,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
 class FusedAdam(_FusedOptimizer):
     """Adam and AdamW; moments are float32."""
 
-    states = ("exp_avg", "exp_avg_sq")
+    states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     state_dtype = torch.float32
 
     def __init__(

@@ -96,7 +96,7 @@ def flash_attn_qkvpacked_func(
         q, k, v = qkv.unbind(-3)
     else:
         num_heads_k = (qkv.shape[2] - num_heads_q) // 2
-        q, k, v = qkv.split([num_heads_q, num_heads_k, num_heads_k], dim=2)
+        q, k, v = torch.split(qkv, [num_heads_q, num_heads_k, num_heads_k], dim=2)
     return _Attention.apply(settings, q, k, v)  # type: ignore[no-untyped-call]
 
 

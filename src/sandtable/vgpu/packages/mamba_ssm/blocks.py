@@ -44,12 +44,12 @@ def mamba_split_conv1d_scan_combined(
     initial_states: Any = None, seq_idx: Any = None, dt_limit: Any = None, return_final_states: bool = False,
     activation: str = "silu", rmsnorm_weight: Any = None, rmsnorm_eps: float = 1e-6, outproj_weight: Any = None,
     outproj_bias: Any = None, headdim: int | None = None, ngroups: int = 1, norm_before_gate: bool = True,
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """Run a whole block of Mamba 2: convolution, scan, gated norm and output."""
     heads = dt_bias.shape[0]
     inner = heads * (headdim or (D.shape[1] if D is not None and D.dim() == 2 else 64))
     states = (zxbcdt.shape[-1] - 2 * inner - heads) // ngroups // 2
-    z, xbc, dt = zxbcdt.split([inner, inner + 2 * ngroups * states, heads], dim=-1)
+    z, xbc, dt = torch.split(zxbcdt, [inner, inner + 2 * ngroups * states, heads], dim=-1)
     xbc = causal_conv1d_fn(xbc.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx, activation=activation)
     x, b, c = xbc.transpose(1, 2).split([inner, ngroups * states, ngroups * states], dim=-1)
     x, b, c = (y.reshape(*y.shape[:2], n, -1) for y, n in ((x, heads), (b, ngroups), (c, ngroups)))

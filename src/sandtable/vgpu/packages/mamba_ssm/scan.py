@@ -34,7 +34,7 @@ def mamba_inner_fn(
     x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     projected = torch.nn.functional.linear(x.transpose(1, 2).flatten(0, 1), x_proj_weight)
     rank, num_states = delta_proj_weight.shape[1], A.shape[1]
-    step, b, c = projected.split([rank, num_states, projected.shape[1] - rank - num_states], dim=1)
+    step, b, c = torch.split(projected, [rank, num_states, projected.shape[1] - rank - num_states], dim=1)
     delta = (delta_proj_weight @ step.t()).view(x.shape[1], x.shape[0], x.shape[2]).transpose(0, 1)
     b, c = (y.view(x.shape[0], 1, x.shape[2], -1).transpose(2, 3).contiguous() for y in (b, c))
     out = selective_scan_fn(x, delta, A, b, c, D, z, delta_bias, delta_softplus)

@@ -107,8 +107,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _tensors(item)
-    elif hasattr(value, "base"):  # TensorDescriptor, TensorWrapper
-        yield from _tensors(value.base)
+    elif isinstance(base := getattr(value, "base", None), torch.Tensor):  # TensorDescriptor, TensorWrapper
+        yield base
 
 
 def _refuse_host_tensors(name: str, tensors: Mapping[str, Iterable[Tensor]]) -> None:

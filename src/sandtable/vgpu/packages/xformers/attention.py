@@ -85,7 +85,8 @@ class _Attention(torch.autograd.Function):
         out, lse, *state = _forward(where, longest, _Mask(bias, p, scale), q, k, v)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.bias, ctx.p, ctx.scale, ctx.state = bias, p, scale, state[0] if p else None
-        return out.view(*query.shape[:-1], value.shape[-1])
+        result: Tensor = out.view(*query.shape[:-1], value.shape[-1])
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

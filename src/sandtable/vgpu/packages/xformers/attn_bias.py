@@ -119,7 +119,7 @@ class _Lengths:
 
     def split(self, x: Tensor) -> list[Tensor]:
         sizes = [end - start for start, end in zip(self.seqstart_py, self.seqstart_py[1:], strict=False)]
-        return list(x.split(sizes, dim=1))
+        return list(torch.split(x, sizes, dim=1))
 
 
 @dataclass
