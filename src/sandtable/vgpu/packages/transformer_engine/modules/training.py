@@ -62,7 +62,7 @@ class FusedAdam(torch.optim.Optimizer):
                 for name in ("exp_avg", "exp_avg_sq"):
                     self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.float32)
         states = [self.state[parameter] for parameter in parameters]
-        lists = [
+        lists: list[Any] = [
             [parameter.grad for parameter in parameters],
             parameters,
             *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")),
