@@ -170,6 +170,8 @@ def test_ranks_record_the_same_with_and_without_shared_imports(library, tmp_path
         """
         import torch
 
+        NAME = torch.cuda.get_device_name(0)  # asking what GPU there is does no harm
+
         @torch.compile
         def twice(x):
             return x * 2

@@ -309,3 +309,27 @@ def test_ten_thousand_steps_are_captured_or_left_alone():
     assert rehearse(ten_thousand_steps, steps=3).trace.num_steps == 3
     run: Rehearsal = rehearse(ten_thousand_steps, steps=10_000, max_operators=1000)
     assert (run.trace.num_steps, len(run.trace.rank(0).step_slices())) == (10_000, 10_000)
+
+
+def call_the_engine_by_keyword():
+    import torch
+    from torch.autograd import Variable
+
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        output = model(torch.ones(8, 64, device="cuda"))
+        Variable._execution_engine.run_backward(
+            tensors=(output,),
+            grad_tensors=(torch.ones_like(output),),
+            keep_graph=False,
+            create_graph=False,
+            inputs=(),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+        optimizer.step()
+
+
+def test_a_backward_pass_may_call_the_engine_by_keyword_as_megatron_does():
+    assert [step["backward"] for step in products(rehearse(call_the_engine_by_keyword).trace)] == [1, 1]

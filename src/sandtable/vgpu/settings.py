@@ -52,7 +52,7 @@ class RankSettings:
 class ScriptSettings:
     """What all ranks of a launch share: the script, and the environment and working directory of the launch.
 
-    `rank_variables` are the variables that differ between ranks, ARGUMENTS if `leading_args` do, and DEVICES if GPUs do.
+    `rank_variables` are the variables that differ between ranks, and ARGUMENTS or DEVICES if those do.
     """
 
     script: str

@@ -18,10 +18,13 @@ If it is not installed, the layers and functions in `modules/` stand in for it, 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from types import ModuleType
+from typing import Any
 
 from sandtable.vgpu.packages.package import Fill, Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
@@ -53,7 +56,9 @@ def _missing() -> dict[str, Fill]:
         "transformer_engine.pytorch": _fill_pytorch,
         "transformer_engine.pytorch.attention": attention,
         "transformer_engine.pytorch.attention.rope": attention,
+        "transformer_engine.pytorch.cpp_extensions": fp8,
         "transformer_engine.pytorch.distributed": training,
+        "transformer_engine.pytorch.float8_tensor": fp8,
         "transformer_engine.pytorch.fp8": fp8,
         "transformer_engine.pytorch.module": layers,
         "transformer_engine.pytorch.module.base": layers,
@@ -95,8 +100,19 @@ def _fuse_attention(module: ModuleType) -> None:
     """Replace the two functions above the compiled ones: they have names for their many arguments."""
     from sandtable.vgpu.packages.transformer_engine import attention
 
-    module.fused_attn_fwd = attention.fused_attn_fwd  # type: ignore[attr-defined]
-    module.fused_attn_bwd = attention.fused_attn_bwd  # type: ignore[attr-defined]
+    for name in ("fused_attn_fwd", "fused_attn_bwd"):
+        setattr(module, name, _by_name(getattr(attention, name), inspect.signature(getattr(module, name))))
+
+
+def _by_name(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    """Return a function that may be called as `signature` says, and that calls `function` by keyword."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        return function(**bound.arguments)
+
+    return call
 
 
 def _fill_compiled(module: ModuleType) -> None:
@@ -114,11 +130,11 @@ def _fill_compiled(module: ModuleType) -> None:
     for part in (enumerations, quantization, products, layers, attention, experts, optimizers, overlap):
         for name in part.__all__:
             setattr(module, name, getattr(part, name))
-    module.__getattr__ = _refuse  # type: ignore[method-assign, assignment]
+    module.__getattr__ = _refuse  # type: ignore[method-assign]
 
 
 def _refuse(name: str) -> None:
     raise AttributeError(
-        f"transformer_engine_torch.{name} must have a replacement to run on a virtual GPU, but there is none; leave out "
-        "the option that uses it"
+        f"transformer_engine_torch.{name} must have a replacement to run on a virtual GPU, but there is none; leave "
+        "out the option that uses it"
     )

@@ -61,16 +61,13 @@ def get_fused_attn_backend(*params: Any, **options: Any) -> Any:
 
 
 def fused_attn_fwd(
-    is_training: bool,
+    *,
     max_seqlen_q: int,
     max_seqlen_kv: int,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_kv: Tensor,
     q: Any,
     k: Any,
     v: Any,
     fake_dtype: torch.dtype,
-    *positional: Any,
     dropout: float = 0.0,
     qkv_layout: str = "sbh3d",
     o_format: str = "sbhd",
@@ -103,17 +100,16 @@ def fused_attn_fwd(
 
 
 def fused_attn_bwd(
+    *,
     max_seqlen_q: int,
     max_seqlen_kv: int,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_kv: Tensor,
     q: Any,
     k: Any,
     v: Any,
     o: Any,
     d_o: Any,
     fake_dtype: torch.dtype,
-    *positional: Any,
+    aux_ctx_tensors: Sequence[Tensor],
     dropout: float = 0.0,
     qkv_layout: str = "sbh3d",
     o_format: str = "sbhd",
@@ -125,7 +121,6 @@ def fused_attn_bwd(
     **options: Any,
 ) -> list[Any]:
     """Return the gradients of queries, keys and values: packed into one buffer if those were."""
-    aux_ctx_tensors = next(item for item in positional if isinstance(item, list | tuple))
     query_format, key_format = _formats(qkv_layout)
     query, key, value = _plain(q, query_format), _plain(k, key_format), _plain(v, key_format)
     gradients = _gradients(dqkv_layout, query, key, value, fake_dtype)
@@ -271,7 +266,9 @@ def multi_tensor_transpose_to_bhsd(
 
 def multi_tensor_pad_last_dim(inputs: Sequence[Tensor], alignment: int) -> list[Tensor]:
     results = [
-        torch.empty((*tensor.shape[:-1], -(-tensor.shape[-1] // alignment) * alignment), dtype=tensor.dtype, device="cuda")
+        torch.empty(
+            (*tensor.shape[:-1], -(-tensor.shape[-1] // alignment) * alignment), dtype=tensor.dtype, device="cuda"
+        )
         for tensor in inputs
     ]
     launch("multi_tensor_pad_last_dim", inputs, results, "copy")

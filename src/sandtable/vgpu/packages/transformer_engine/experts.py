@@ -69,7 +69,9 @@ def fused_score_for_moe_aux_loss_bwd(
     launch("fused_score_for_moe_aux_loss_bwd", [intermediate_output, grad_scores], [grad_logits], "normalisation")
 
 
-def fused_moe_aux_loss_fwd(probs: Tensor, tokens_per_expert: Tensor, *settings: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def fused_moe_aux_loss_fwd(
+    probs: Tensor, tokens_per_expert: Tensor, *settings: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
     loss = torch.empty((), dtype=probs.dtype, device=probs.device)
     coefficient = torch.empty((), dtype=torch.float32, device=probs.device)
     launch("fused_moe_aux_loss_fwd", [probs, tokens_per_expert], [loss, coefficient], "reduction")

@@ -89,10 +89,8 @@ def _write(
     """Record a kernel whose result may be cast by it, or by a kernel after it."""
     shape = tuple(inputs[0].shape) if shape is None else shape  # type: ignore[union-attr]
     casts = quantizer is None or type(quantizer).__name__ == "Float8Quantizer"
-    if output is None or not casts:
-        written = new_tensor(shape, dtype, quantizer if casts else None)
-    else:
-        written = output
+    is_given = output is not None and casts
+    written = output if is_given else new_tensor(shape, dtype, quantizer if casts else None)
     launch(name, inputs, [*buffers(written), *rest], family)
     return written if casts else quantize(written, quantizer, output)
 

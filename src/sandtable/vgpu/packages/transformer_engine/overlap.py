@@ -63,7 +63,7 @@ class CommOverlapCore:
         self._num_chunks = tp_size if self.p2p else num_splits
         self._atomic = atomic_gemm
         self._buffer = torch.empty(tuple(buffer_shape), dtype=buffer_dtype, device="cuda")
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def get_tp_size(self) -> int:
         return self._tp_size
@@ -150,7 +150,9 @@ class CommOverlapCore:
                         self._pass_on(partial.chunk(self._tp_size)[(self._rank - chunk) % self._tp_size])
                 else:
                     part = rows.reshape(-1).chunk(self._num_chunks)[chunk]
-                    dist.reduce_scatter_tensor(part, partial.reshape(-1)[: part.numel() * self._tp_size], group=self._group)
+                    dist.reduce_scatter_tensor(
+                        part, partial.reshape(-1)[: part.numel() * self._tp_size], group=self._group
+                    )
         main.wait_stream(self._stream)
         if self.p2p:
             torch.sum(partial.view(self._tp_size, *rows.shape), dim=0, out=rows)

@@ -149,7 +149,9 @@ def te_general_grouped_gemm(
     if outputs is None:
         outputs = [torch.empty(shape, dtype=torch_type(D_type), device="cuda") for shape, _ in shapes]
     if products:
-        inputs = [part for a in A for part in _operand(a, transA)] + [part for b in B for part in _operand(b, not transB)]
+        inputs = [part for a in A for part in _operand(a, transA)] + [
+            part for b in B for part in _operand(b, not transB)
+        ]
         added = list(bias) if not grad else []
         written = [*outputs, *pre_gelu_out, *(bias if grad else [])]
         launch(

@@ -175,7 +175,7 @@ def multi_tensor_quantize(tensor_list: Sequence[Tensor], quantizer_list: Sequenc
 def split_quantize(
     tensor: Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any], disable_bulk_allocation: bool = False
 ) -> list[Any]:
-    parts = tensor.view(-1, tensor.shape[-1]).split(list(split_sections))
+    parts = torch.split(tensor.view(-1, tensor.shape[-1]), list(split_sections))
     return multi_tensor_quantize(parts, quantizer_list)
 
 

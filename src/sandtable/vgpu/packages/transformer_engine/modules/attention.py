@@ -21,11 +21,17 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: str, mask: str, dropout: float) -> Tensor:
         ctx.layout, ctx.mask, ctx.dropout = layout, mask, dropout
-        ctx.lengths = _length(query, layout), _length(key, layout)
-        settings = {"qkv_layout": layout_of(layout), "o_format": layout, "attn_mask_type": mask, "dropout": dropout}
-        empty = torch.empty(0, device="cuda")
         output, saved = fused_attn_fwd(
-            True, *ctx.lengths, empty, empty, query, key, value, query.dtype, **settings
+            max_seqlen_q=_length(query, layout),
+            max_seqlen_kv=_length(key, layout),
+            q=query,
+            k=key,
+            v=value,
+            fake_dtype=query.dtype,
+            qkv_layout=layout_of(layout),
+            o_format=layout,
+            attn_mask_type=mask,
+            dropout=dropout,
         )
         ctx.save_for_backward(query, key, value, output, *saved)
         result: Tensor = output
@@ -34,21 +40,18 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, *saved = ctx.saved_tensors
-        layout = layout_of(ctx.layout)
-        empty = torch.empty(0, device="cuda")
         results = fused_attn_bwd(
-            *ctx.lengths,
-            empty,
-            empty,
-            query,
-            key,
-            value,
-            output,
-            gradients[0].contiguous(),
-            query.dtype,
-            saved,
-            qkv_layout=layout,
-            dqkv_layout=layout,
+            max_seqlen_q=_length(query, ctx.layout),
+            max_seqlen_kv=_length(key, ctx.layout),
+            q=query,
+            k=key,
+            v=value,
+            o=output,
+            d_o=gradients[0].contiguous(),
+            fake_dtype=query.dtype,
+            aux_ctx_tensors=saved,
+            qkv_layout=layout_of(ctx.layout),
+            dqkv_layout=layout_of(ctx.layout),
             o_format=ctx.layout,
             do_format=ctx.layout,
             attn_mask_type=ctx.mask,
@@ -143,12 +146,10 @@ class DotProductAttention(Module):
         if self.cp_group is not None and dist.get_world_size(self.cp_group) > 1:
             output = self._around_ring(*parts, layout, mask, dropout)
         else:
-            output = _Attention.apply(*parts, layout, mask, dropout)
+            output = _Attention.apply(*parts, layout, mask, dropout)  # type: ignore[no-untyped-call]
         return output.reshape(*output.shape[:-2], -1)
 
-    def _around_ring(
-        self, query: Tensor, key: Tensor, value: Tensor, layout: str, mask: str, dropout: float
-    ) -> Tensor:
+    def _around_ring(self, query: Tensor, key: Tensor, value: Tensor, layout: str, mask: str, dropout: float) -> Tensor:
         """Attend to one rank's keys after the other; the next ones arrive meanwhile.
 
         Each rank has two chunks of the sequence, the i-th and the i-th last, so that a causal mask leaves all ranks the
@@ -165,10 +166,10 @@ class DotProductAttention(Module):
             if step < dist.get_world_size(self.cp_group) - 1:
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):
-                    coming = _RingExchange.apply(pair, self.cp_group)
+                    coming = _RingExchange.apply(pair, self.cp_group)  # type: ignore[no-untyped-call]
             is_other = step > 0 and "causal" in mask
             keys, values = (part.narrow(dim, 0, half) if is_other else part for part in pair.unbind(0))
-            output = _Attention.apply(query, keys, values, layout, "no_mask" if is_other else mask, dropout)
+            output = _Attention.apply(query, keys, values, layout, "no_mask" if is_other else mask, dropout)  # type: ignore[no-untyped-call]
             result = output if result is None else torch.add(result, output)
             main.wait_stream(stream)
             pair = coming
@@ -203,5 +204,5 @@ class _Rotation(torch.autograd.Function):
 
 def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, *args: Any, **options: Any) -> Tensor:
     """Turn pairs of features by angles that grow with the position, in one kernel."""
-    output: Tensor = _Rotation.apply(t, freqs)
+    output: Tensor = _Rotation.apply(t, freqs)  # type: ignore[no-untyped-call]
     return output

@@ -58,8 +58,8 @@ class LayerNorm(Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        shape = normalized_shape if normalized_shape is not None else hidden_size
-        width = shape if isinstance(shape, int) else tuple(shape)[-1]
+        shape: Any = normalized_shape if normalized_shape is not None else hidden_size
+        width = shape if isinstance(shape, int) else list(shape)[-1]
         kind = params_dtype or dtype or torch.get_default_dtype()
         self.eps, self.zero_centered_gamma, self.sequence_parallel = eps, zero_centered_gamma, sequence_parallel
         self.weight = Parameter(torch.ones(width, dtype=kind, device=device))
@@ -68,7 +68,7 @@ class LayerNorm(Module):
             parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, inp: Tensor) -> Tensor:
-        output: Tensor = _Norm.apply(inp, self.weight, self.bias, self.eps)
+        output: Tensor = _Norm.apply(inp, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         return output
 
 
@@ -107,7 +107,7 @@ class LayerNormLinear(Linear):
                 parameter.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **options: Any) -> Any:
-        normal = _Norm.apply(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps)
+        normal = _Norm.apply(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps)  # type: ignore[no-untyped-call]
         output = super().forward(normal, is_first_microbatch)
         if not self.return_layernorm_output:
             return output
@@ -163,7 +163,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
         self.fc2 = Linear(ffn_hidden_size, hidden_size, parallel_mode="row", **shared)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
-        output: Tensor = self.fc2(_Activation.apply(self.fc1(inp), self.activation))
+        output: Tensor = self.fc2(_Activation.apply(self.fc1(inp), self.activation))  # type: ignore[no-untyped-call]
         return output
 
 

@@ -121,7 +121,7 @@ def multiply(
     return generic_gemm(a, transposed[0], b, transposed[1], out, *settings)[0]
 
 
-def weight_gradient(x: Any, grad: Any, weight: Tensor, *, accumulates: bool) -> Tensor | None:
+def weight_gradient(x: Any, grad: Any, weight: Any, *, accumulates: bool) -> Any:
     if not accumulates:
         return multiply(x, grad, "NT", dtype=weight.dtype)
     multiply(x, grad, "NT", dtype=weight.dtype, out=weight.main_grad)
@@ -222,7 +222,7 @@ class Linear(TransformerEngineBaseModule):
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **options: Any) -> Any:
         fused = self.bias if self.use_bias and not self.return_bias else None
-        output = _Product.apply(inp, self.weight, fused, self._parallelism, self.fuse_wgrad_accumulation)
+        output = _Product.apply(inp, self.weight, fused, self._parallelism, self.fuse_wgrad_accumulation)  # type: ignore[no-untyped-call]
         return (output, self.bias) if self.return_bias else output
 
 
@@ -271,7 +271,9 @@ class GroupedLinear(TransformerEngineBaseModule):
         weights = [getattr(self, f"weight{expert}") for expert in range(self.num_gemms)]
         biases = [getattr(self, f"bias{expert}") for expert in range(self.num_gemms)] if self.use_bias else []
         fused = [] if self.return_bias else biases
-        output = _GroupedProduct.apply(inp, tuple(m_splits), self.fuse_wgrad_accumulation, len(weights), *weights, *fused)
+        output = _GroupedProduct.apply(  # type: ignore[no-untyped-call]
+            inp, list(m_splits), self.fuse_wgrad_accumulation, len(weights), *weights, *fused
+        )
         return (output, biases) if self.return_bias else output
 
 
@@ -279,13 +281,11 @@ class _GroupedProduct(torch.autograd.Function):
     """Products of parts of the rows with a weight each."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, splits: tuple[int, ...], accumulates: bool, count: int, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, splits: list[int], accumulates: bool, count: int, *tensors: Tensor) -> Tensor:
         weights, biases = tensors[:count], tensors[count:]
         rows = x.reshape(-1, x.shape[-1])
         output = rows.new_empty((rows.shape[0], weights[0].shape[0]))
-        _grouped(weights, "TN", rows.split(splits), [output], bias=biases)
+        _grouped(weights, "TN", torch.split(rows, splits), [output], bias=biases)
         ctx.save_for_backward(rows, *weights)
         ctx.splits, ctx.accumulates, ctx.has_bias = splits, accumulates, bool(biases)
         return output.view(*x.shape[:-1], -1)
@@ -293,18 +293,18 @@ class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         rows, *weights = ctx.saved_tensors
-        grads = gradients[0].reshape(rows.shape[0], -1).split(ctx.splits)
+        grads = torch.split(gradients[0].reshape(rows.shape[0], -1), ctx.splits)
         grad_x = torch.empty_like(rows)
         _grouped(weights, "NN", grads, [grad_x])
         if ctx.accumulates:
             targets = [weight.main_grad for weight in weights]
-            _grouped(rows.split(ctx.splits), "NT", grads, targets, accumulates=True)
+            _grouped(torch.split(rows, ctx.splits), "NT", grads, targets, accumulates=True)
             for weight in weights:
                 weight.grad_added_to_main_grad = True
             targets = [get_dummy_wgrad(list(weight.shape), weight.dtype) for weight in weights]
         else:
             targets = [torch.empty_like(weight) for weight in weights]
-            _grouped(rows.split(ctx.splits), "NT", grads, targets)
+            _grouped(torch.split(rows, ctx.splits), "NT", grads, targets)
         biases = [part.sum(0) for part in grads] if ctx.has_bias else []
         return (grad_x.view(gradients[0].shape[:-1] + rows.shape[-1:]), None, None, None, *targets, *biases)
 
@@ -319,7 +319,7 @@ def _grouped(
     accumulates: bool = False,
 ) -> None:
     transposed = layout[0] == "T", layout[1] == "T"
-    settings = ([], 0, accumulates, False, 0)
+    settings: Any = ([], 0, accumulates, False, 0)
     te_general_grouped_gemm(
         a, transposed[0], b, transposed[1], outputs, 6, [], bias, None, len(outputs) == 1, [], False, *settings
     )

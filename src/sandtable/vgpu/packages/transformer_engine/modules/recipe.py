@@ -18,10 +18,12 @@ __all__ = [
     "FP8GlobalStateManager",
     "Float8BlockScaling",
     "Float8CurrentScaling",
+    "Float8Tensor",
     "Format",
     "MXFP8BlockScaling",
     "Recipe",
     "autocast",
+    "cast_to_fp8",
     "check_fp8_support",
     "check_mxfp8_support",
     "fp8_autocast",
@@ -163,6 +165,10 @@ def is_fp8_available(return_reason: bool = False) -> Any:
     return check_fp8_support() if return_reason else check_fp8_support()[0]
 
 
+class Float8Tensor(Tensor):
+    """The type of weights that are kept in FP8, of which there are none here."""
+
+
 class CastTensor:
     """A tensor in FP8, in rows and, if a product needs it, in columns."""
 
@@ -187,4 +193,11 @@ def cast(tensor: Tensor, recipe: Recipe, *, columns: bool) -> CastTensor:
     if recipe.float8_current_scaling():
         launch("compute_amax", [tensor], [result._scale_inv], "reduction")
     launch("quantize", [tensor], [data, result._transpose, result._scale_inv], "elementwise")
+    return result
+
+
+def cast_to_fp8(inp: Tensor, *settings: Any, out: Tensor | None = None, **options: Any) -> Tensor:
+    """Cast to FP8 by a scale that is known."""
+    result = torch.empty(inp.shape, dtype=torch.uint8, device=inp.device) if out is None else out
+    launch("cast_to_fp8", [inp], [result], "elementwise")
     return result

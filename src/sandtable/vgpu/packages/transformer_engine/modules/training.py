@@ -11,7 +11,15 @@ from torch import Tensor
 
 from sandtable.vgpu.packages.transformer_engine.optimizers import multi_tensor_adam, multi_tensor_sgd
 
-__all__ = ["CudaRNGStatesTracker", "FusedAdam", "FusedSGD", "checkpoint", "multi_tensor_applier"]
+__all__ = [
+    "CudaRNGStatesTracker",
+    "FusedAdam",
+    "FusedSGD",
+    "activation_recompute_forward",
+    "checkpoint",
+    "is_fp8_activation_recompute_enabled",
+    "multi_tensor_applier",
+]
 
 _CHUNK = 2048 * 32
 
@@ -54,7 +62,7 @@ class FusedAdam(torch.optim.Optimizer):
                 for name in ("exp_avg", "exp_avg_sq"):
                     self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.float32)
         states = [self.state[parameter] for parameter in parameters]
-        lists = [
+        lists: list[Any] = [
             [parameter.grad for parameter in parameters],
             parameters,
             *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")),
@@ -117,10 +125,20 @@ class CudaRNGStatesTracker:
             torch.cuda.set_rng_state(before)
 
 
+@contextmanager
+def activation_recompute_forward(activation_recompute: bool = False, recompute_phase: bool = False) -> Iterator[None]:
+    """Mark a forward pass whose activations are computed again; there are no scales to keep for it."""
+    yield
+
+
+def is_fp8_activation_recompute_enabled() -> bool:
+    return False
+
+
 def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run a part of the model and compute it again in the backward pass."""
     from torch.utils.checkpoint import checkpoint as again
 
     known = {"distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant"}
     rest = {name: value for name, value in options.items() if name not in known}
-    return again(function, *args, use_reentrant=True, **rest) if not rest else again(function, *args, use_reentrant=False, **rest)
+    return again(function, *args, use_reentrant=not rest, **rest)
