@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sandtable.trace.kinds import LaunchKind
+from sandtable.vgpu.compile.flex_attention import lower_flex_attention
 from sandtable.vgpu.compile.fused_kernel import FusedKernel, describe_kernel
 from sandtable.vgpu.compile.known_values import small_graph, with_known_values
 
@@ -29,6 +30,8 @@ def adaptations(core: ModuleType) -> dict[str, Callable[[ModuleType], None]]:
         "torch._inductor.codegen.wrapper": _leave_out_triton,
         "torch._inductor.codegen.triton": _describe_kernels,
         "torch._inductor.compile_fx": lambda module: _adapt_entry(module, core),
+        "torch._inductor.kernel.flex.flex_attention": lower_flex_attention,
+        "torch._inductor.select_algorithm": _measure_nothing,
         "torch._inductor.output_code": lambda module: _mark_launches(module, core),
     }
 
@@ -43,6 +46,11 @@ def _load_kernels(module: Any) -> None:
 
     module.AsyncCompile.triton = triton
     module.maybe_warm_pool = lambda: None  # processes that would compile
+
+
+def _measure_nothing(module: Any) -> None:
+    """Have the first of several kernels for one operator win (`max-autotune`): none can be measured."""
+    module.AlgorithmSelectorCache.benchmark_choice = classmethod(lambda cls, choice, arguments: 1.0)
 
 
 def _leave_out_triton(module: Any) -> None:

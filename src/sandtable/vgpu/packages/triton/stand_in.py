@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -261,7 +262,6 @@ _TUNING = {
 _COMPILER = {
     "CompiledKernel": launches.LaunchedKernel,
     "ASTSource": type("ASTSource", (), {}),
-    "AttrsDescriptor": type("AttrsDescriptor", (), {}),
     "GPUTarget": GPUTarget,
     "CompilationError": _ERRORS["CompilationError"],
     "compile": _compile,
@@ -329,6 +329,9 @@ def _fill_package(module: ModuleType) -> None:
         }
     )
     _import_below("triton")
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        dynamo.triton = module  # type: ignore[attr-defined]  # it was imported when there was none to be found
 
 
 def _import_below(parent: str) -> None:
