@@ -190,6 +190,30 @@ def test_spawned_ranks_may_have_data_workers(tmp_path):
     assert capture(script).trace.world_size == 2
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_begin_afresh_have_the_packages_that_stand_in_for_missing_ones(tmp_path, method):
+    script = write_script(
+        tmp_path,
+        f"""
+        import flash_attn
+
+        if __name__ == "__main__":
+            context = mp.get_context("{method}")
+            with context.Manager() as manager:
+                assert list(manager.list([1, 2])) == [1, 2]
+            loader = torch.utils.data.DataLoader(
+                torch.randn(64, 16), batch_size=4, num_workers=1, multiprocessing_context=context
+            )
+            model = nn.Linear(16, 16).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for batch in loader:
+                model(batch.cuda()).sum().backward()
+                optimizer.step()
+        """,
+    )
+    assert capture(script).trace.num_steps == 2
+
+
 NODES = """
 def work(local_rank, node, num_nodes, num_gpus):
     train(node * num_gpus + local_rank, num_nodes * num_gpus)

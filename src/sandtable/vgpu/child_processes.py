@@ -1,10 +1,11 @@
 """Processes that a script starts with `multiprocessing`: `mp.spawn`, a loop of `Process`, a framework's own launcher.
 
-A script that no launcher has told a rank may start its ranks itself. Such a process is forked from the one that starts
-it, whatever the start method, so it has the virtual GPU. It offers itself to the launcher (see `spawned_ranks.py`): at
-its start if it is known how many start together, else when it joins a process group. Then it waits, and a copy of it
-becomes the rank if that rank is to be captured. Workers that never touch the GPU (data loaders, servers of queues) stay
-what they are; one that does is rejected, because nobody would record it.
+Every such process is forked from the one that starts it, whatever the start method, so that it has the virtual GPU and
+the packages that stand in for missing ones. A script that no launcher has told a rank may start its ranks itself. Such
+a process offers itself to the launcher (see `spawned_ranks.py`): at its start if it is known how many start together,
+else when it joins a process group. Then it waits, and a copy of it becomes the rank if that rank is to be captured.
+Workers that never touch the GPU (data loaders, servers of queues) stay what they are; one that does is rejected,
+because nobody would record it.
 
 A process started with "spawn" or "forkserver" begins as in a fresh interpreter: the main module and the script's own
 modules are imported again, arguments are pickled, and CUDA is not initialised. Installed libraries keep their state.
@@ -63,14 +64,13 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """How a process was started: where, as which of its launch, and whether it is forked whatever the start method."""
+    """How a process was started: where, and as which of its launch."""
 
     launch: int
     index: int
     num_processes: int
     file: str
     line: int
-    is_forked: bool
     may_be_rank: bool
 
 
@@ -109,7 +109,7 @@ class ChildProcesses:
         fork, spawned = context.ForkProcess._Popen, popen_spawn_posix.Popen
         kinds: Any = {context.ForkProcess: fork, context.SpawnProcess: spawned, context.ForkServerProcess: spawned}
         for kind, forking in kinds.items():
-            kind._Popen = staticmethod(self._popen(kind._Popen, forking))
+            kind._Popen = staticmethod(self._popen(forking))
         bootstrap, spawn_process = process.BaseProcess._bootstrap, util.spawnv_passfds  # type: ignore[attr-defined]
 
         def run_as_child(child: Any, parent_sentinel: int | None = None) -> Any:
@@ -121,7 +121,7 @@ class ChildProcesses:
 
         def fork_to_spawn(path: Any, args: Any, descriptors: Any) -> int:
             pipe = re.search(r"pipe_handle=(\d+)", " ".join(map(str, args)))
-            if pipe is None or self._next is None or not self._next.is_forked:
+            if pipe is None or self._next is None:
                 return int(spawn_process(path, args, descriptors))
             return self._fork_afresh(int(pipe[1]))
 
@@ -168,14 +168,14 @@ class ChildProcesses:
         self._num_processes = num_processes
         self._started = []
 
-    def _popen(self, original: Callable[[Any], Any], forking: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return what starts a process: `forking` if it is to be forked whatever the start method."""
+    def _popen(self, forking: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return what starts a process: `forking`, whatever the start method."""
 
         def popen(child: Any) -> Any:
             with self._lock:
                 start = self._next = self._describe(child)
                 try:
-                    started = (forking if start.is_forked else original)(child)
+                    started = forking(child)
                 finally:
                     self._next = None
                 if start.may_be_rank:
@@ -186,8 +186,8 @@ class ChildProcesses:
 
     def _describe(self, child: Any) -> _Start:
         code = getattr(child, "_target", None) or type(child)
-        is_forked = not f"{getattr(code, '__module__', '')}.".startswith(_WORKERS) or self._num_processes != _UNKNOWN
-        may_be_rank = is_forked and not self._is_rank
+        is_worker = f"{getattr(code, '__module__', '')}.".startswith(_WORKERS) and self._num_processes == _UNKNOWN
+        may_be_rank = not is_worker and not self._is_rank
         if may_be_rank:
             self._channel.stand_aside()
             if self._num_processes == _UNKNOWN and all(popen.poll() is not None for popen in self._started):
@@ -199,7 +199,6 @@ class ChildProcesses:
             num_processes=self._num_processes,
             file=file,
             line=line,
-            is_forked=is_forked,
             may_be_rank=may_be_rank,
         )
 
