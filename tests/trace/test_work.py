@@ -14,7 +14,7 @@ def test_work_comes_back_from_the_text_of_its_signature():
 
 
 def test_defaults_leave_no_text():
-    assert Work().to_dict() == {}
+    assert Work().text == "{}"
     assert Signature.parse(Signature("package::kernel", work=Work()).text).work == Work()
 
 

@@ -25,7 +25,7 @@ from sandtable.report.summary import (
 )
 from sandtable.report.times import break_down
 from sandtable.report.traffic import load_tiers, size_transactions
-from sandtable.report.work import Work, count_work, measure_efficiency, peak_of
+from sandtable.report.work import StepWork, count_work, measure_efficiency, peak_of
 from sandtable.trace import Trace, format_ranks, progress_of, summarise_trace
 from sandtable.units import NS_PER_S
 
@@ -78,7 +78,7 @@ def summarise(
     )
 
 
-def _timing(timeline: Timeline, work: Work, inputs: UserInputs) -> Timing:
+def _timing(timeline: Timeline, work: StepWork, inputs: UserInputs) -> Timing:
     seconds = timeline.step_ns / NS_PER_S
     return Timing(
         step_seconds=seconds,

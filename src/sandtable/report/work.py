@@ -13,11 +13,11 @@ import numpy as np
 from sandtable.cluster import Device, Topology
 from sandtable.trace import Kind, Phase, RankView, Signature, Trace, flops
 
-__all__ = ["RunEfficiency", "Work", "count_work", "measure_efficiency", "peak_of"]
+__all__ = ["RunEfficiency", "StepWork", "count_work", "measure_efficiency", "peak_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """FLOPs of the whole job in one step, without and with recomputation, and the number type of most of them."""
 
     model_flops: int
@@ -39,21 +39,21 @@ class RunEfficiency:
     model_flops_per_s_per_device: float
 
 
-def count_work(trace: Trace, *, step: int | None = None) -> Work:
+def count_work(trace: Trace, *, step: int | None = None) -> StepWork:
     """Add up step number `step` of every class, by default the last; all records of a rank that completed no step."""
     work: Counter[tuple[str, bool]] = Counter()
     known: dict[int, tuple[int, str]] = {}
     for rank_class in trace.classes:
         for key, count in _work_of(trace.rank(rank_class.representative), step, known).items():
             work[key] += count * rank_class.size
-    return Work(
+    return StepWork(
         model_flops=sum(count for (_, is_again), count in work.items() if not is_again),
         hardware_flops=sum(work.values()),
         dtype=_dominant(work),
     )
 
 
-def measure_efficiency(work: Work, topology: Topology, *, step_seconds: float) -> RunEfficiency:
+def measure_efficiency(work: StepWork, topology: Topology, *, step_seconds: float) -> RunEfficiency:
     """Compare the work of a step with the peak of all devices."""
     has_tf32 = any(device.matmul.tf32 for device in topology.devices)
     dtype = "float32" if work.dtype == "tf32" and not has_tf32 else work.dtype

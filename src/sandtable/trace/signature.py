@@ -108,7 +108,7 @@ class Signature:
     @property
     def text(self) -> str:
         """The JSON text that `parse` reads."""
-        work = "" if self.work is None else f',"work":{_compact(self.work.to_dict())}'
+        work = "" if self.work is None else f',"work":{self.work.text}'
         tensors = f'"in":{_rows(self.inputs)},"out":{_rows(self.outputs)}'
         return f'{{"op":{_compact(self.op)},{tensors},"args":{self.args}{work}}}'
 

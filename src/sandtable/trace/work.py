@@ -5,6 +5,7 @@ describes has a name that says nothing; its record then carries its work, so tha
 package, and without torch.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
@@ -55,15 +56,17 @@ class Work:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Work":
-        """Read what `to_dict` returns."""
+        """Read the decoded `text`."""
         products = tuple((batch, m, n, k) for batch, m, n, k in data.get("products", ()))
         return cls(**{**data, "products": products, "grid": tuple(data.get("grid", ()))})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, for JSON."""
+    @property
+    def text(self) -> str:
+        """The fields that differ from their defaults, as JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self) if field.default is not MISSING}
-        return {name: value for name, value in values.items() if value != defaults[name]}
+        given = {name: value for name, value in values.items() if value != defaults[name]}
+        return json.dumps(given, separators=(",", ":"))
 
     @property
     def total_flops(self) -> int:

@@ -182,15 +182,15 @@ class _ProcessState:
         now = _ProcessState.now()
         changed = [name for name, state in now.random_states.items() if self.random_states.get(name, state) != state]
         torch = sys.modules.get("torch")
-        is_asked = torch is not None and torch.cuda.is_initialized()
+        is_used = torch is not None and torch.cuda.is_initialized()
         rules = {
             "start a thread": now.threads - self.threads,
             "start a process": now.has_children,
             f"open {', '.join(sorted(now.files - self.files))}": now.files - self.files,
             "change the working directory": now.directory != self.directory,
             f"draw from the generator of {', '.join(changed)}": changed,
-            "use the GPU": is_asked and torch is not None and torch.cuda.memory_reserved(),
-            "ask for the GPU, and ranks have different ones": is_asked and devices_differ,
+            "use the GPU": is_used and torch is not None and torch.cuda.memory_reserved(),
+            "ask for the GPU, and ranks have different ones": is_used and devices_differ,
             "make a process group": torch is not None and torch.distributed.is_initialized(),
         }
         broken = [rule for rule, is_broken in rules.items() if is_broken]

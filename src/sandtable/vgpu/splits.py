@@ -173,18 +173,18 @@ def divide_by_position(
 def _by_position(members: Mapping[int, list[int]], digests: Mapping[int, str], *, ends: set[int]) -> Division | None:
     """Divide ranks by their position, which `members` lists; None if ranks of one position differ."""
     seen: dict[int, list[str]] = {}
-    asked: dict[int, list[int]] = {}
+    unrun: dict[int, list[int]] = {}
     for position, ranks in members.items():
         seen[position] = [digests[rank] for rank in ranks if rank in digests and rank not in ends]
-        asked[position] = [rank for rank in ranks if rank not in digests and rank not in ends]
+        unrun[position] = [rank for rank in ranks if rank not in digests and rank not in ends]
         if len(set(seen[position])) > 1:
             return None
 
     def next_of(wanted: Iterable[int]) -> list[int]:  # from the first groups and the last in turn
-        return [asked[position][-(position % 2)] for position in wanted if asked[position]]
+        return [unrun[position][-(position % 2)] for position in wanted if unrun[position]]
 
     pairs = sum(len(found) > 1 for found in seen.values())
-    single = [position for position, found in seen.items() if len(found) == 1 and asked[position]]
+    single = [position for position, found in seen.items() if len(found) == 1 and unrun[position]]
     if not pairs and single:
         return Division((), tuple(next_of(single[:1])))  # which one refutes a wrong guess
     missing = next_of(position for position, found in seen.items() if not found)

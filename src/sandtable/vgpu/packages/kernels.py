@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ def record_kernel(name: str, *, inputs: Iterable[Tensor], outputs: Iterable[Tens
 
     `name` is the package's and the kernel's: `flash_attn::varlen_forward`. Outputs are allocated by the caller.
     """
-    loaded_core().record_kernel(name, list(inputs), list(outputs), json.dumps(work.to_dict(), separators=(",", ":")))
+    loaded_core().record_kernel(name, list(inputs), list(outputs), work.text)
 
 
 def describe_kernel(name: str, describe: Callable[..., Work]) -> None:
