@@ -10,6 +10,7 @@ REPLACED_PACKAGES = (
     "grouped_gemm",
     "mamba_ssm",
     "pynvml",
+    "transformer_engine",
     "triton",
     "xformers",
 )
