@@ -174,6 +174,17 @@ def test_two_reasons_at_once_are_told_apart():
     assert set(found.classes.values()) == truth(32, work)
 
 
+@pytest.mark.parametrize("logs", [set(), {0}, {0, 255}], ids=["none", "first", "both"])
+def test_ranks_that_differ_by_their_position_in_a_group_are_found_with_one_capture_each(logs):
+    def work(rank: int) -> str:  # 16 ranks share the experts of a mixture
+        return f"{rank % 16} {rank in logs}"
+
+    found, captured = capture(registry_of(256, mesh_groups(dp=16, tp=16)), [0], work)
+    assert set(found.classes.values()) == truth(256, work)
+    assert len(captured) <= 16 + 6
+    assert not found.unsure
+
+
 def test_captured_ranks_keep_their_own_class_when_no_property_explains_them():
     odd = {3, 5, 6, 10, 12, 15}
     found, captured = capture(registry_of(16, mesh_groups(dp=16)), [0], lambda rank: str(rank in odd))

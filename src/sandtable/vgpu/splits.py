@@ -11,7 +11,7 @@ Cost: a question halves the remaining weight, so telling apart H hypotheses take
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -158,27 +158,41 @@ def divide_by_position(
 ) -> Division | None:
     """Divide `ranks` by their position in groups of at most `max_size`, each a class of its own; None if that fails.
 
-    Ranks that hold the experts of a mixture differ like this: every position of the group gets a load of its own.
+    Ranks that hold the experts of a mixture differ like this: every position of the group gets a load of its own. The
+    first rank and the last may do more than their position says (they log), so they prove nothing.
     """
-    captured = np.array([rank in digests for rank in ranks.tolist()], dtype=np.bool_)
     for column, size in sorted(positions, key=lambda position: position[1]):
-        seen: dict[int, list[str]] = {}
-        for position, rank in zip(column[captured].tolist(), ranks[captured].tolist(), strict=True):
-            seen.setdefault(position, []).append(digests[rank])
-        if size > max_size or (column < 0).any() or any(len(set(found)) > 1 for found in seen.values()):
-            continue
-        # One rank of each position, from the first groups and the last in turn.
-        members = {position: ranks[column == position].tolist() for position in range(size)}
-        missing = [members[position][-(position % 2)] for position in range(size) if position not in seen]
-        if missing:
-            return Division((), tuple(missing))
-        confirmed = sum(len(found) > 1 or len(members[position]) == 1 for position, found in seen.items())
-        doubtful = [position for position, found in sorted(seen.items()) if len(found) == 1 < len(members[position])]
-        needed = doubtful[: max(min(CONFIRMED_POSITIONS, size) - confirmed, 0)]
-        more = [next(rank for rank in reversed(members[position]) if rank not in digests) for position in needed]
-        leaves = [Leaf(np.array(members[position]), seen[position][0]) for position in range(size)]
-        return Division(tuple(leaves), tuple(more))
+        if size <= max_size and (column >= 0).all():
+            members = {position: ranks[column == position].tolist() for position in range(size)}
+            division = _by_position(members, digests, ends={int(ranks[0]), int(ranks[-1])})
+            if division is not None:
+                return division
     return None
+
+
+def _by_position(members: Mapping[int, list[int]], digests: Mapping[int, str], *, ends: set[int]) -> Division | None:
+    """Divide ranks by their position, which `members` lists; None if ranks of one position differ."""
+    seen: dict[int, list[str]] = {}
+    asked: dict[int, list[int]] = {}
+    for position, ranks in members.items():
+        seen[position] = [digests[rank] for rank in ranks if rank in digests and rank not in ends]
+        asked[position] = [rank for rank in ranks if rank not in digests and rank not in ends]
+        if len(set(seen[position])) > 1:
+            return None
+
+    def next_of(wanted: Iterable[int]) -> list[int]:  # from the first groups and the last in turn
+        return [asked[position][-(position % 2)] for position in wanted if asked[position]]
+
+    pairs = sum(len(found) > 1 for found in seen.values())
+    single = [position for position, found in seen.items() if len(found) == 1 and asked[position]]
+    if not pairs and single:
+        return Division((), tuple(next_of(single[:1])))  # which one refutes a wrong guess
+    missing = next_of(position for position, found in seen.items() if not found)
+    if missing:
+        return Division((), tuple(missing))
+    more = next_of(single[: max(CONFIRMED_POSITIONS - pairs, 0)])
+    leaves = [Leaf(np.array(members[position]), found[0]) for position, found in seen.items() if found]
+    return Division(tuple(leaves), tuple(more))
 
 
 def _pure_leaf(properties: RankProperties, captured: Bools, digest: str, *, may_ask: bool) -> Division:
