@@ -79,6 +79,12 @@ def test_a_plain_model_in_stages_of_split_layers_has_the_loss_of_a_single_proces
     assert losses(4, "pipeline_gpt.py", *flags) == pytest.approx(single_process(8), abs=1e-4)
 
 
+@pytest.mark.parametrize("flags", [(), ("--ep", "2"), ("--recompute", "full")], ids=["ep-4", "ep-2", "recompute"])
+def test_experts_may_be_spread_over_ranks_without_changing_the_loss(flags: tuple[str, ...]) -> None:
+    one_process = losses(1, "moe.py", "--micro-batch", "4")
+    assert losses(4, "moe.py", "--micro-batch", "1", *flags) == pytest.approx(one_process, abs=1e-4)
+
+
 @pytest.mark.parametrize("flags", [("--tp", "2"), ("--tp", "4", "--micro-batch", "4", "--recompute", "full")])
 def test_dtensor_tensor_parallel_loss_equals_single_process(flags: tuple[str, ...]) -> None:
     assert losses(4, "gpt_tp.py", *flags) == pytest.approx(single_process(4), abs=1e-4)
@@ -121,6 +127,7 @@ def test_loss_falls(script: str, flags: tuple[str, ...]) -> None:
         (2, "gpt_3d.py", ("--dp", "4"), r"must be the world size \(2\); try --dp 2"),
         (2, "gpt_3d.py", ("--global-batch", "3"), r"dp \(2\) must divide global_batch \(3\); try 1, 3"),
         (1, "gpt_pp.py", ("--micro-batch", "3"), r"micro_batch \(3\) must divide batch \(8\); try 1, 2, 4, 8"),
+        (2, "moe.py", ("--experts", "3"), r"ep \(2\) must divide experts \(3\); try 1, 3"),
         (2, "gpt_tp.py", ("--seq-len", "31"), r"tp \(2\) must divide seq_len \(31\); try 1, 31"),
     ],
 )

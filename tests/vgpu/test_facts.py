@@ -276,3 +276,33 @@ def test_ranks_agree_on_facts():
     dist.reduce_scatter_tensor(out, torch.randint(1, 3, (1 << 14,), device=CARD))
     low, high, _, _ = loaded_core().facts(out)
     assert (low, high) == (4, 8)
+
+
+@on_gpu(ranks=2)
+def test_no_framework_finds_an_overflow():
+    dist.init_process_group("nccl")
+    gradients = [torch.rand(1 << 16, device=CARD, dtype=torch.float16) for _ in range(3)]
+
+    def agreed(flag: torch.Tensor) -> float:
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return float(flag.item())
+
+    # DeepSpeed, in three places
+    is_bad = gradients[0].isnan().logical_or(gradients[0].isinf())
+    assert agreed(is_bad.float().max()) == 0
+    total = sum((gradient.float().sum() for gradient in gradients), torch.zeros((), device=CARD))
+    assert float(total) not in (float("inf"), -float("inf"))
+    assert agreed((total.isnan() | total.isinf()).byte()) == 0
+    assert agreed(torch.tensor([bool(is_bad.any())], device=CARD, dtype=torch.uint8)) == 0
+    # Megatron: the scaler's flag, and the check of the norm
+    found_inf = torch.zeros(1, device=CARD)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, torch.full((1,), 0.5, device=CARD))
+    assert agreed(found_inf) == 0
+    norm = torch.stack([gradient.float().norm() for gradient in gradients]).norm().pow(2)
+    dist.all_reduce(norm)
+    assert 0 <= norm.sqrt().item() < float("inf")
+    assert not norm.isnan()
+    # Lightning, and what people write
+    assert torch.isfinite(norm).all()
+    assert not torch.isnan(torch.stack([gradient.sum() for gradient in gradients])).any()
+    assert not norm > 1e6

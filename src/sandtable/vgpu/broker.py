@@ -35,6 +35,8 @@ __all__ = ["Broker", "Reply"]
 Ints = npt.NDArray[np.int64]
 Payload = bytes | None
 _FOLLOWERS = -1
+_LARGE_BYTES = 4096
+"""Payloads from this size on are kept once, however many ranks post them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Broker:
         self._leaders: dict[tuple[int, int], _Wait] = {}
         self._complete: dict[tuple[int, int], tuple[Payload, ...]] = {}
         self._given: list[_GivenAnswer] = []
+        self._large: dict[bytes, bytes] = {}
         self._stop_reason: str | None = None
         self._replies: list[Reply] = []
 
@@ -123,6 +126,7 @@ class Broker:
         if self._is_stopped(rank, ticket):
             return
         entry = self._registry.own(rank)[call.group]
+        payload = self._once(payload)
         first = self._first_calls.setdefault((entry, call.seq), (rank, call))
         wait = _Wait(rank, ticket, entry, call, payload, is_gather=True)
         if first[0] != rank and not agrees(first[1], call):
@@ -136,7 +140,7 @@ class Broker:
 
     def send(self, rank: int, call: Call, payload: Payload) -> None:
         key = call.group, call.peer, call.tag, call.seq
-        self._captured[rank].sends[key] = payload, call
+        self._captured[rank].sends[key] = self._once(payload), call
         self._retry(self._blocked.pop((rank, *key), ()))
 
     def receive(self, rank: int, ticket: int, call: Call) -> None:
@@ -208,6 +212,12 @@ class Broker:
             if self._is_outdated(given, now, pairs[then, now]):
                 stale.add(given.wait.rank)
         return stale
+
+    def _once(self, payload: Payload) -> Payload:
+        """Return the payload, or an equal one that was posted before: what routers choose is large and the same."""
+        if payload is None or len(payload) < _LARGE_BYTES:
+            return payload
+        return self._large.setdefault(payload, payload)
 
     def _pending(self) -> list[_Wait]:
         return [wait for captured in self._captured.values() for wait in captured.waits.values()]
