@@ -9,6 +9,7 @@ import pytest
 
 import sandtable
 from sandtable import Launcher, LaunchOptions, Rehearsal
+from sandtable.trace import Phase
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
@@ -120,3 +121,34 @@ def test_other_fused_optimizers_run(launcher, tmp_path, optimizer):
     rehearsal = sandtable.rehearse(script, "--size", "tiny", "--zero", "0", "--seq-len", "16", steps=2, options=options)
     assert rehearsal.step_seconds > 0
     assert any("deepspeed::" in signature.op for signature in rehearsal.trace.signatures)
+
+
+def test_groups_of_parameters_make_one_step_together(launcher, tmp_path):
+    """ZeRO calls the optimizer once per group, such as those with weight decay and those without."""
+    text = SCRIPT.read_text(encoding="utf-8").replace(
+        "model_parameters=model.parameters()",
+        "model_parameters=[{'params': [p for p in model.parameters() if (p.dim() > 1) == m]} for m in (True, False)]",
+    )
+    script = tmp_path / "bloom.py"
+    script.write_text(text, encoding="utf-8")
+    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
+    rehearsal = sandtable.rehearse(script, "--size", "tiny", "--zero", "2", "--seq-len", "16", steps=2, options=options)
+    view = rehearsal.trace.rank(0)
+    assert len([call for call in view.collectives(view.step_slice(2)) if call.op == "all_gather"]) == 2
+    assert {op.phase for op in view.operators(view.step_slice(2))} >= {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+
+
+def test_offloaded_states_are_in_host_memory_and_updated_there(launcher, tmp_path):
+    text = SCRIPT.read_text(encoding="utf-8").replace(
+        '{"stage": args.zero}', '{"stage": args.zero, "offload_optimizer": {"device": "cpu", "pin_memory": True}}'
+    )
+    script = tmp_path / "bloom.py"
+    script.write_text(text, encoding="utf-8")
+    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
+    rehearsal = sandtable.rehearse(script, "--size", "tiny", "--zero", "2", "--seq-len", "16", steps=2, options=options)
+    assert rehearsal.error is None
+    update = next(signature for signature in rehearsal.trace.signatures if signature.op == "deepspeed::cpu_adam")
+    assert update.work is not None
+    share = sum(parameter_sizes("tiny")) // 2
+    assert update.work.bytes_read == 16 * share, "parameters, gradients and two moments in float32"
+    assert rehearsal.summary.memory[0].use.bytes_by_category["optimizer"] == 0

@@ -83,3 +83,22 @@ def test_the_time_of_an_update_follows_from_its_bytes(run):
         for lists in ("tensors", "[[torch.zeros(10**9, device='cuda')] for _ in range(4)]")
     )
     assert longer > shorter + 1e7
+
+
+def test_quantized_tensors_have_their_bits_and_a_scale_per_group(run):
+    rehearsal = run(
+        """
+        quantizer = OpBuilder("quantizer").load()
+        values = torch.zeros(4096, device="cuda", dtype=torch.bfloat16)
+        integers, scales = quantizer.quantize(values, 8, 8, quantizer.Symmetric)
+        assert integers.shape == (4096,) and integers.dtype == torch.int8 and scales.shape == (8, 1)
+        halves, offsets = quantizer.swizzle_quant(values, 8, 4, quantizer.Asymmetric, 1, 2, 4)
+        assert halves.shape == (2048,) and offsets.shape == (8, 2)
+        reduced, _ = quantizer.quantized_reduction(halves, offsets, 8, 2, 4, quantizer.Symmetric, 4)
+        assert reduced.shape == (512,)
+        assert quantizer.dequantize(halves, offsets, 8, 4, quantizer.Asymmetric).shape == (4096,)
+        """
+    )
+    assert rehearsal.error is None
+    names = {signature.op for signature in rehearsal.trace.signatures if signature.work}
+    assert names >= {"deepspeed::quantize", "deepspeed::swizzle_quant", "deepspeed::quantized_reduction"}

@@ -173,11 +173,14 @@ class StepCounter:
             self._core.set_optimizer(bool(local.stepping or local.num_around))
             return
         self._core.set_optimizer(local.num_around > 0)
-        self._end_update(number)
+        if local.num_around:
+            local.updates_around[number] = None  # ZeRO steps once per group of parameters: together they are one update
+        else:
+            self._end_update(number)
 
     @contextmanager
     def around_optimizer(self) -> Iterator[None]:
-        """Count all work inside as the optimizer's: what a framework does around the optimizer of torch."""
+        """Count all work inside as the optimizer's, and all its steps as one: what a framework does around it."""
         local = self._local
         local.num_around += 1
         self._core.set_optimizer(True)
@@ -186,6 +189,10 @@ class StepCounter:
         finally:
             local.num_around -= 1
             self._core.set_optimizer(bool(local.stepping or local.num_around))
+        if not local.num_around:
+            numbers, local.updates_around = local.updates_around, {}
+            for number in numbers:
+                self._end_update(number)
 
     # ---- backward passes ----
 
@@ -260,6 +267,7 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.stepping: list[Any] = []
         self.num_around = 0
+        self.updates_around: dict[int, None] = {}
         self.num_backwards = 0
         self.updates_in_backward = False
 

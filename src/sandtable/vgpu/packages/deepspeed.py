@@ -7,7 +7,8 @@ torch:
     deepspeed::multi_tensor_adam, deepspeed::multi_tensor_lion   one update of many tensors, in a few kernels
     deepspeed::lamb                                              one tensor: moments, two norms, update
 
-Those on the host are in `deepspeed_host.py`. A kernel without a function raises with its name.
+Those on the host are in `deepspeed_host.py`, ZeRO++'s in `deepspeed_quantizer.py`. A kernel without a function raises
+with its name.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandtable.vgpu.packages import deepspeed_shards
 from sandtable.vgpu.packages.deepspeed_host import HOST_KERNELS
+from sandtable.vgpu.packages.deepspeed_quantizer import QUANTIZER
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
@@ -97,8 +99,8 @@ def _adapt_builder(module: ModuleType) -> None:
 
     @functools.wraps(module.OpBuilder.load)
     def load(builder: Any, verbose: bool = False) -> Any:
-        if builder.name in HOST_KERNELS:
-            return SimpleNamespace(**HOST_KERNELS[builder.name])
+        if builder.name in _MODULES:
+            return SimpleNamespace(**_MODULES[builder.name])
         functions = _KERNELS.get(builder.name)
         if functions is None:
             raise RuntimeError(
@@ -144,3 +146,6 @@ _KERNELS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "fused_lion": {"multi_tensor_lion": _multi_tensor_lion},
 }
 """By the name of an op builder, the functions of the module that it would build."""
+
+_MODULES: Mapping[str, Mapping[str, Any]] = {**HOST_KERNELS, "quantizer": QUANTIZER}
+"""The same, where the functions record their kernels themselves."""
