@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from sandtable.native import cache_directory
+from sandtable.vgpu import packages
 from sandtable.vgpu.compile import inductor
 
 __all__ = ["follow_compiler"]
@@ -32,7 +33,7 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     allocation._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
 
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # that Triton is missing
-    trace_rules.add("sandtable")  # hooks of ours run as they are
+    _trace_replacements_only(trace_rules)
     # What Inductor writes is code of a library, and no other process may take it for that of a run on a real card.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_directory()
     # One process compiles nothing; results would be shared with runs on a real card.
@@ -56,6 +57,14 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
 def inductor_directory() -> str:
     """Return where Inductor leaves the code that it writes."""
     return str(cache_directory() / "inductor")
+
+
+def _trace_replacements_only(trace_rules: ModuleType) -> None:
+    """Have hooks of ours run as they are, and trace functions that replace those of a package, as it would theirs."""
+    replacements = Path(packages.__file__).parent
+    ours = [path for path in replacements.parent.iterdir() if path != replacements]
+    trace_rules.SKIP_DIRS.extend(str(path) for path in [*ours, replacements / "kernels.py"])
+    trace_rules._recompile_re()
 
 
 def _empty_strided(size: Any, stride: Any, dtype: Any) -> Any:

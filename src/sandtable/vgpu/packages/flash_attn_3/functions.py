@@ -139,8 +139,10 @@ class _Attention(torch.autograd.Function):
         )
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.settings, ctx.scale = settings, scale
-        ctx.mark_non_differentiable(lse)
-        return (out, lse) if settings.return_attn_probs else out
+        if not settings.return_attn_probs:
+            return out
+        ctx.mark_non_differentiable(lse)  # only what is returned: torch.compile refuses others
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
