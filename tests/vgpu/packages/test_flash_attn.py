@@ -164,3 +164,23 @@ def test_fused_layers_are_one_kernel_each_way():
     work = operators[0].signature.work
     assert work is not None
     assert work.family == "normalisation"
+
+
+@on_gpu()
+def test_rotary_embedding_of_a_subclass_makes_its_own_angles_and_heads_may_be_packed_in_one_dimension():
+    from flash_attn.layers.rotary import RotaryEmbedding
+
+    class Stretched(RotaryEmbedding):
+        def _update_cos_sin_cache(self, seqlen: int, device: Any = None, dtype: Any = None) -> None:
+            if seqlen > self._seq_len_cached and self.scale is None:
+                self._seq_len_cached = seqlen
+                angles = torch.outer(torch.arange(seqlen, device=device) / 2, self._compute_inv_freq(device=device))
+                self._cos_cached, self._sin_cached = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    queries, pairs = 8, 2
+    qkv = torch.empty(1, 512, queries + 2 * pairs, 64, device="cuda", requires_grad=True)
+    rotary = Stretched(64, device="cuda")
+    result = rotary(qkv * 1, num_heads_q=queries)
+    result.sum().backward()
+    assert result.shape == qkv.shape
+    assert rotary._seq_len_cached == 512

@@ -38,9 +38,14 @@ def apply_rotary(
     return apply_rotary_emb(x.detach(), cos, sin, inplace=inplace)
 
 
-def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Rotate the queries and keys of a packed tensor in place."""
-    result: Tensor = _RotatePacked.apply(qkv, cos, sin, 2)  # type: ignore[no-untyped-call]
+def apply_rotary_emb_qkv_(
+    qkv: Tensor, cos: Tensor, sin: Tensor, *_: Any, num_heads_q: int | None = None, **__: Any
+) -> Tensor:
+    """Rotate the queries and keys of a packed tensor in place: (batch, length, 3, heads, size), or with all heads of
+    queries, keys and values in one dimension."""
+    is_flat = num_heads_q is not None and qkv.dim() == 4
+    num_rotated = (qkv.shape[2] + num_heads_q) // 2 if is_flat and num_heads_q is not None else 2
+    result: Tensor = _RotatePacked.apply(qkv, cos, sin, num_rotated)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -82,20 +87,22 @@ class RotaryEmbedding(torch.nn.Module):
         super().__init__()
         self.dim, self.base, self.interleaved = dim, float(base), interleaved
         self.scale_base, self.pos_idx_in_fp32 = scale_base, pos_idx_in_fp32
-        self.register_buffer("inv_freq", self._frequencies(device), persistent=False)
-        self._num_cached = 0
+        self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
+        self.register_buffer("scale", None, persistent=False)
+        # Subclasses of users make the angles anew, so these are named as in the package.
+        self._seq_len_cached = 0
         self._cos_cached: Tensor | None = None
         self._sin_cached: Tensor | None = None
 
-    def _frequencies(self, device: Any) -> Tensor:
+    def _compute_inv_freq(self, device: Any) -> Tensor:
         return 1.0 / (self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim))
 
     def _update_cos_sin_cache(self, seqlen: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
         cached = self._cos_cached
-        if cached is not None and seqlen <= self._num_cached and cached.device == device and cached.dtype == dtype:
+        if cached is not None and seqlen <= self._seq_len_cached and cached.device == device and cached.dtype == dtype:
             return
-        self._num_cached = seqlen
-        angles = torch.outer(torch.arange(seqlen, device=device, dtype=torch.float32), self._frequencies(device))
+        self._seq_len_cached = seqlen
+        angles = torch.outer(torch.arange(seqlen, device=device, dtype=torch.float32), self._compute_inv_freq(device))
         self._cos_cached, self._sin_cached = torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
 
     def forward(
@@ -113,5 +120,5 @@ class RotaryEmbedding(torch.nn.Module):
         assert cos is not None
         assert sin is not None
         if kv is None:
-            return apply_rotary_emb_qkv_(qkv, cos, sin)
+            return apply_rotary_emb_qkv_(qkv, cos, sin, num_heads_q=num_heads_q)
         return apply_rotary_emb_func(qkv, cos, sin, inplace=True), apply_rotary_emb_kv_(kv, cos, sin)
