@@ -148,3 +148,21 @@ def test_numbers_and_names_that_kernels_are_defined_with():
     assert {torch.float32: tl.float32}[torch.float32] is tl.float32
     assert libdevice.tanh is not None
     assert (tl.constexpr(3) + 4).value == 7
+
+
+def _compile_around_kernel() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    @torch.compile(fullgraph=True)
+    def layer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernels.add[(4,)](x, y, out, 1000, BLOCK=256)
+        return out + 1
+
+    layer(torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda"))
+
+
+def test_kernels_inside_a_compiled_graph_are_launched():
+    signatures = [op.signature for op in rehearse(_compile_around_kernel).trace.rank(0).operators()]
+    launched = [signature for signature in signatures if signature.work is not None]
+    assert [1000] * 3 in [_elements(signature.inputs) + _elements(signature.outputs) for signature in launched], launched

@@ -18,6 +18,10 @@ __all__ = ["adaptations"]
 _HEADER = """
     from torch._inductor.runtime.triton_heuristics import start_graph, end_graph
     from torch._C import _cuda_getCurrentRawStream as get_raw_stream
+    try:
+        import triton.tools.tensor_descriptor  # of kernels that the script wrote
+    except ImportError:
+        pass
 """
 """What the code around the kernels needs of what Inductor imports for Triton."""
 

@@ -22,7 +22,7 @@ from sandtable.vgpu.preload import loaded_core
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LaunchedKernel", "is_constant", "run"]
+__all__ = ["LaunchedKernel", "is_constant", "known_accesses", "run"]
 
 _OPTIONS = SimpleNamespace(num_warps=4, num_stages=3, num_ctas=1)
 """Triton's own defaults."""
@@ -74,7 +74,7 @@ def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **keywords: An
 
 def _record(function: Callable[..., Any], arguments: Mapping[str, Any], grid: tuple[int, ...]) -> None:
     name = f"{function.__module__}.{function.__qualname__}"
-    accesses = _known_accesses(function)
+    accesses = known_accesses(function)
     tensors = {parameter: list(_tensors(value)) for parameter, value in arguments.items()}
     _refuse_host_tensors(name, tensors)
     if accesses is None:
@@ -94,7 +94,8 @@ def _record(function: Callable[..., Any], arguments: Mapping[str, Any], grid: tu
 
 
 @functools.cache
-def _known_accesses(function: Callable[..., Any]) -> Accesses | None:
+def known_accesses(function: Callable[..., Any]) -> Accesses | None:
+    """Return what a kernel's function reads and writes, found once."""
     return find_accesses(function)
 
 
