@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from sandtable.vgpu.packages import deepspeed_shards
 from sandtable.vgpu.packages.deepspeed_host import HOST_KERNELS
 from sandtable.vgpu.packages.deepspeed_quantizer import QUANTIZER
 from sandtable.vgpu.packages.package import Package
-from sandtable.vgpu.packages.watcher import Watcher
+from sandtable.vgpu.packages.watcher import Watcher, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,16 +54,7 @@ def _follow_phases(engine: type, watcher: Watcher) -> None:
     """Report what the engine does after the backward pass, and around the optimizer."""
     for name, phase in (("_backward_epilogue", watcher.after_backward), ("_take_model_step", watcher.around_optimizer)):
         if hasattr(engine, name):
-            setattr(engine, name, _within(phase, getattr(engine, name)))
-
-
-def _within(phase: Callable[[], AbstractContextManager[None]], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(*args: Any, **options: Any) -> Any:
-        with phase():
-            return method(*args, **options)
-
-    return run
+            setattr(engine, name, within(phase, getattr(engine, name)))
 
 
 def _follow_reductions(module: ModuleType, watcher: Watcher) -> None:

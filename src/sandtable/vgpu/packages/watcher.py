@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Watcher"]
+__all__ = ["Watcher", "within"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +25,14 @@ class Watcher:
     around_optimizer: Callable[[], AbstractContextManager[None]]
     after_backward: Callable[[], AbstractContextManager[None]]
     on_missing: Callable[[str], None]
+
+
+def within(phase: Callable[[], AbstractContextManager[None]], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method, whose work belongs to the phase."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **options: Any) -> Any:
+        with phase():
+            return method(*args, **options)
+
+    return run

@@ -55,9 +55,16 @@ def fused_rms_norm_affine(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
 
 
 class FusedLayerNormAffineFunction:
-    """The same as a function of autograd, which Megatron-LM calls."""
+    """The same as a function of autograd, which Megatron-LM calls, and whose arguments it looks at."""
 
     apply = staticmethod(fused_layer_norm_affine)
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shape: Any, eps: float, memory_efficient: bool = False
+    ) -> Any:
+        """Normalise."""
+        return fused_layer_norm_affine(x, weight, bias)
 
 
 FastLayerNormFN = FusedLayerNormAffineFunction
