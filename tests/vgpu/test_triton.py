@@ -164,5 +164,5 @@ def _compile_around_kernel() -> None:
 
 def test_kernels_inside_a_compiled_graph_are_launched():
     signatures = [op.signature for op in rehearse(_compile_around_kernel).trace.rank(0).operators()]
-    launched = [signature for signature in signatures if signature.work is not None]
-    assert [1000] * 3 in [_elements(signature.inputs) + _elements(signature.outputs) for signature in launched], launched
+    (add,) = [signature for signature in signatures if signature.op == "triton::add"]
+    assert (_elements(add.inputs), _elements(add.outputs)) == ([1000, 1000], [1000])

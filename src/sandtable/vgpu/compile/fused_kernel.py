@@ -8,14 +8,17 @@ as a comment, so that it travels with it through Inductor's own caches, and read
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from sandtable.trace.work import Work, WorkFamily
 from sandtable.vgpu.packages.kernels import record_kernel
+from sandtable.vgpu.packages.triton.launches import record_launch
 
 __all__ = ["FusedKernel", "KernelDescription", "PointerTraffic", "describe_kernel"]
 
@@ -68,10 +71,14 @@ class FusedKernel:
         self._name = f"inductor::{_NUMBER_AT_END.sub('', name)}"
         self._description = KernelDescription.read(source)
         self._names = _argument_names(name, source)
+        self._function = None if self._description is not None else _function_of_script(_NUMBER_AT_END.sub("", name))
         self._works: dict[int, Work] = {}
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
         """Record one launch."""
+        if self._function is not None:
+            record_launch(self._function, dict(zip(self._names, arguments, strict=False)), Work(launch="compiled"))
+            return
         inputs, outputs, num_points = [], [], 1
         for name, argument in zip(self._names, arguments, strict=False):
             if name.endswith("numel"):
@@ -102,10 +109,24 @@ class FusedKernel:
         )
 
 
+def _function_of_script(name: str) -> Callable[..., Any] | None:
+    """Return the Python function of a kernel that the script wrote, by its name; None if Inductor wrote it."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    for kernel in kernel_side_table.id_to_kernel.values():
+        function: Any = kernel
+        while not inspect.isfunction(function):
+            function = function.fn
+        if function.__name__ == name:
+            return function
+    return None
+
+
 def _argument_names(name: str, source: str) -> tuple[str, ...]:
     """Return the names of a kernel's arguments: pointers that it reads (in_ptr0), writes or both, and numbers."""
     _, _, definition = source.partition(f"def {name}(")
-    arguments = (argument.partition(":")[0].strip() for argument in definition.partition("):")[0].split(","))
+    parameters = definition.partition("):")[0].split(",")
+    arguments = (text.partition(":")[0].strip() for text in parameters if "constexpr" not in text)
     return tuple(argument for argument in arguments if argument)
 
 

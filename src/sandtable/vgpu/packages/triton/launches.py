@@ -22,7 +22,7 @@ from sandtable.vgpu.preload import loaded_core
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LaunchedKernel", "is_constant", "known_accesses", "run"]
+__all__ = ["LaunchedKernel", "is_constant", "known_accesses", "record_launch", "run"]
 
 _OPTIONS = SimpleNamespace(num_warps=4, num_stages=3, num_ctas=1)
 """Triton's own defaults."""
@@ -68,11 +68,12 @@ def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **keywords: An
         sizes = grid(bound.arguments) if callable(grid) else grid
         blocks = tuple(int(size) for size in (sizes if isinstance(sizes, Sequence) else (sizes,)))
         if all(blocks):
-            _record(kernel.fn, bound.arguments, blocks)
+            record_launch(kernel.fn, bound.arguments, Work(grid=blocks))
     return LaunchedKernel(kernel, bound.arguments, options)
 
 
-def _record(function: Callable[..., Any], arguments: Mapping[str, Any], grid: tuple[int, ...]) -> None:
+def record_launch(function: Callable[..., Any], arguments: Mapping[str, Any], default: Work) -> None:
+    """Record one launch of a kernel's function; a described one does the described work, launched as `default` is."""
     name = f"{function.__module__}.{function.__qualname__}"
     accesses = known_accesses(function)
     tensors = {parameter: list(_tensors(value)) for parameter, value in arguments.items()}
@@ -83,14 +84,19 @@ def _record(function: Callable[..., Any], arguments: Mapping[str, Any], grid: tu
         inputs, outputs = _distinct(tensors, accesses.read), _distinct(tensors, accesses.written)
     work = work_of(name, arguments)
     if work is None:
-        work = Work()
+        work = default
         if accesses is not None and accesses.has_products:
             loaded_core().note(
                 "undescribed product",
                 f"the Triton kernel {name} computes matrix products, whose time is not counted: only its bytes are; "
                 f'describe it with @sandtable.cost("{name}")',
             )
-    record_kernel(f"triton::{function.__name__}", inputs=inputs, outputs=outputs, work=replace(work, grid=grid))
+    record_kernel(
+        f"triton::{function.__name__}",
+        inputs=inputs,
+        outputs=outputs,
+        work=replace(work, grid=default.grid, launch=default.launch),
+    )
 
 
 @functools.cache
