@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -26,19 +27,19 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     `stop_if_done` is called before a compilation, and ends the script if all wanted steps have been made.
     """
     from torch._C._dynamo import guards
-    from torch._dynamo import callback, symbolic_convert, trace_rules
+    from torch._dynamo import callback, symbolic_convert, trace_rules, utils
     from torch._inductor import config
 
     allocation: Any = guards
     allocation._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
 
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # that Triton is missing
+    reporting: Any = utils
+    reporting.has_triton = lambda: False  # it asks for the version of a module that it did not import
     _trace_replacements_only(trace_rules)
     # What Inductor writes is code of a library, and no other process may take it for that of a run on a real card.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_directory()
-    # One process compiles nothing; results would be shared with runs on a real card.
-    config.compile_threads = 1
-    config.fx_graph_cache = False
+    config.compile_threads = 1  # nothing is left to compile
     config.max_autotune_gemm_backends = "ATEN"
 
     @callback.on_compile_start
@@ -55,8 +56,14 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
 
 
 def inductor_directory() -> str:
-    """Return where Inductor leaves the code that it writes."""
-    return str(cache_directory() / "inductor")
+    """Return where Inductor keeps the code that it writes, which later ranks and runs take from there.
+
+    The kernels in it are described by the code of this package, so a change of that begins anew.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return str(cache_directory() / f"inductor-{digest.hexdigest()[:16]}")
 
 
 def _trace_replacements_only(trace_rules: ModuleType) -> None:
