@@ -83,7 +83,7 @@ class FusedKernel:
         for name, argument in zip(self._names, arguments, strict=False):
             if name.endswith("numel"):
                 num_points *= argument
-            elif "ptr" in name:
+            elif "ptr" in name and hasattr(argument, "data_ptr"):  # numbers on the host are passed as they are
                 if not name.startswith("out"):
                     inputs.append(argument)
                 if "out" in name:
