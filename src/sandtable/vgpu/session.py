@@ -219,7 +219,8 @@ class Session:
     def _follow(self, next_plan: CapturePlan) -> None:
         for rank in next_plan.primaries:
             self._enqueue(rank, is_primary=True)
-        self._files.forget(next_plan.again)
+        if next_plan.again:
+            self.forget_files()
         for rank in next_plan.again:
             self._ran_again.add(rank)
             self._enqueue(rank, is_primary=True)
