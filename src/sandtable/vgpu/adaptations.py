@@ -91,17 +91,6 @@ def _iterate_to_the_end(core: ModuleType) -> None:
     LBFGS.step = step  # type: ignore[method-assign]
 
 
-def _fused_flex_attention(query: Any, key: Any, value: Any, *_: Any, **options: Any) -> Any:
-    """Record compiled flex attention, one fused kernel, as fused attention of the same size without a mask."""
-    import torch
-
-    shared = {name: options[name] for name in ("scale", "enable_gqa") if options.get(name) is not None}
-    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **shared)
-    if options.get("return_lse"):
-        return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
-    return out
-
-
 def _leave_large_host_weights(core: ModuleType) -> None:
     """Do not fill large weights on the host with initial values: their pages then never take memory.
 

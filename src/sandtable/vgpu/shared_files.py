@@ -40,7 +40,7 @@ class FileWatcher:
 
     def install(self) -> None:
         """Watch what the script does with files from now on."""
-        handlers: dict[str, Callable[..., None]] = {
+        handlers: dict[str, Callable[..., object]] = {
             "os.mkdir": lambda path, mode, directory=-1: self._note_made(path, directory),
             "open": lambda path, mode, flags: self._note_made(path) if flags & _WRITES else None,
             "os.rename": self._note_renamed,
