@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["Launch", "Place", "Work", "WorkFamily"]
+__all__ = ["Place", "Work", "WorkFamily"]
 
 WorkFamily = Literal["gemm", "attention", "elementwise", "normalisation", "reduction", "copy", "indexing"]
 """Whose efficiency a kernel has: a name of a family in `engine.compute`."""
-
-Launch = Literal["eager", "compiled", "graph"]
-"""How the host launches it: through torch's dispatcher, from a compiled wrapper, or as part of a CUDA graph."""
 
 Place = Literal["device", "host", "disk"]
 """Where the work is done: on the card, by the host's cores in host memory, or between host memory and its disks."""
@@ -43,7 +40,6 @@ class Work:
     num_kernels: int = 1
     rows: int = 0
     row_ns: float = 0.0
-    launch: Launch = "eager"
     place: Place = "device"
     grid: tuple[int, ...] = ()
     basis: Literal["fitted", "nominal"] = "nominal"

@@ -79,8 +79,6 @@ class CostModel:
         host = self.device.efficiency.host
         if signature.work is not None and signature.work.place != "device":
             return self._host_work.host_ns(signature)
-        if signature.work is not None and signature.work.launch != "eager":
-            return self.launch_ns(LaunchKind[signature.work.launch.upper()])
         if not signature.op.startswith(("aten::", "copy::")):
             return host.custom_ns + (
                 self._shards.host_ns(signature) if signature.name in ShardCopies.operators else 0.0

@@ -77,7 +77,7 @@ class FusedKernel:
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
         """Record one launch."""
         if self._function is not None:
-            record_launch(self._function, dict(zip(self._names, arguments, strict=False)), Work(launch="compiled"))
+            record_launch(self._function, dict(zip(self._names, arguments, strict=False)), Work())
             return
         inputs, outputs, num_points = [], [], 1
         for name, argument in zip(self._names, arguments, strict=False):
@@ -99,13 +99,12 @@ class FusedKernel:
     def _scaled(self, num_points: int) -> Work:
         description = self._description
         if description is None:  # several kernels in one: they touch all of their tensors
-            return Work(launch="compiled")
+            return Work()
         scale = num_points / max(1, description.num_points)
         return Work(
             family=description.family,
             bytes_read=round(scale * sum(pointer.bytes_read for pointer in description.pointers)),
             bytes_written=round(scale * sum(pointer.bytes_written for pointer in description.pointers)),
-            launch="compiled",
         )
 
 

@@ -73,7 +73,7 @@ def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **keywords: An
 
 
 def record_launch(function: Callable[..., Any], arguments: Mapping[str, Any], default: Work) -> None:
-    """Record one launch of a kernel's function; a described one does the described work, launched as `default` is."""
+    """Record one launch of a kernel's function; a described one does the described work, on the grid of `default`."""
     name = f"{function.__module__}.{function.__qualname__}"
     accesses = known_accesses(function)
     tensors = {parameter: list(_tensors(value)) for parameter, value in arguments.items()}
@@ -95,7 +95,7 @@ def record_launch(function: Callable[..., Any], arguments: Mapping[str, Any], de
         f"triton::{function.__name__}",
         inputs=inputs,
         outputs=outputs,
-        work=replace(work, grid=default.grid, launch=default.launch),
+        work=replace(work, grid=default.grid),
     )
 
 
