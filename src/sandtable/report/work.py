@@ -96,13 +96,14 @@ def _work_of(view: RankView, step: int | None, known: dict[int, tuple[int, str]]
 
 
 def _dtype(signature: Signature) -> str:
-    """Return the number type of a product: that of its last input, since the first may be a bias in another type.
+    """Return the number type of a product: that of its second input.
 
-    A described kernel says it, because FP8 is often stored as bytes.
+    The first may be a bias in another type, and those behind the operands are scales, offsets or random states. A
+    described kernel says it, because FP8 is often stored as bytes.
     """
     if signature.work is not None and signature.work.dtype:
         return signature.work.dtype
-    dtype = signature.inputs[-1].dtype if signature.inputs else ""
+    dtype = signature.inputs[min(1, len(signature.inputs) - 1)].dtype if signature.inputs else ""
     return "tf32" if dtype == "float32" and "convolution" in signature.op else dtype
 
 
