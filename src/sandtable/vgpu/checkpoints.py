@@ -47,7 +47,7 @@ def adapt_checkpoints(core: ModuleType) -> None:
     DTensor.__create_write_items__ = exchange.create_write_items(DTensor.__create_write_items__)  # type: ignore[method-assign]
     default_planner.dedup_save_plans = _to_lowest_rank(default_planner.dedup_save_plans)  # type: ignore[attr-defined]
     FileSystemReader.read_data = _read_known(core, FileSystemReader.read_data)  # type: ignore[method-assign]
-    StorageReader.__init_subclass__ = _reads_known(core)  # type: ignore[method-assign, assignment]
+    StorageReader.__init_subclass__ = _reads_known(core)  # type: ignore[method-assign]
     torch._C.PyTorchFileWriter = _hole_writer(torch._C.PyTorchFileWriter)  # type: ignore[misc]
 
 

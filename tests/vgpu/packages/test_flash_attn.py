@@ -170,7 +170,9 @@ def test_fused_layers_are_one_kernel_each_way():
 def test_rotary_embedding_of_a_subclass_makes_its_own_angles_and_heads_may_be_packed_in_one_dimension():
     from flash_attn.layers.rotary import RotaryEmbedding
 
-    class Stretched(RotaryEmbedding):
+    class Stretched(RotaryEmbedding):  # type: ignore[misc]
+        _seq_len_cached: int
+
         def _update_cos_sin_cache(self, seqlen: int, device: Any = None, dtype: Any = None) -> None:
             if seqlen > self._seq_len_cached and self.scale is None:
                 self._seq_len_cached = seqlen
