@@ -103,6 +103,8 @@ class Capture:
         self._skipped = skipped
         self._flat_buffers = flat_buffers
         self._host_memory = host_memory
+        self._files = FileWatcher(core, channel)
+        self._files.install()
         self._base_seconds = _core_seconds()
 
     @classmethod
@@ -157,7 +159,6 @@ class Capture:
             follow_layers(core)
 
         MessageRecorder(core, channel, groups, steps).install()
-        FileWatcher(core, channel).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
         return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory)
@@ -200,6 +201,7 @@ class Capture:
         """Stop recording and return the records."""
         core = self._core
         core.set_recording(False)
+        self._files.stop()
         calls = core.calls()
         records, call_columns = in_order(_columns(core.records(), _RECORD_TYPES), _columns(calls, _CALL_TYPES))
         records = keep_steps(records, self._steps.decide())

@@ -219,8 +219,7 @@ class Session:
     def _follow(self, next_plan: CapturePlan) -> None:
         for rank in next_plan.primaries:
             self._enqueue(rank, is_primary=True)
-        if next_plan.again:
-            self.forget_files()
+        self._files.forget(next_plan.again)
         for rank in next_plan.again:
             self._ran_again.add(rank)
             self._enqueue(rank, is_primary=True)

@@ -37,6 +37,7 @@ class FileWatcher:
         self._channel = channel
         self._made: dict[str, int] = {}
         """The collectives that the rank had called when it made a file or a directory, by its path."""
+        self._is_watching = True
 
     def install(self) -> None:
         """Watch what the script does with files from now on."""
@@ -48,7 +49,16 @@ class FileWatcher:
             "os.rmdir": self._note_removed,
             "shutil.rmtree": self._note_removed,
         }
-        self._core.watch_audit_events(list(handlers), lambda event, arguments: handlers[event](*arguments))
+
+        def watch(event: str, arguments: tuple[Any, ...]) -> None:
+            if self._is_watching:
+                handlers[event](*arguments)
+
+        self._core.watch_audit_events(list(handlers), watch)
+
+    def stop(self) -> None:
+        """Watch no more, at the end of the script: files from here on are not its own."""
+        self._is_watching = False
 
     def _note_made(self, path: Any, directory: int = -1) -> None:
         name = _absolute(path, directory)
