@@ -40,15 +40,27 @@ GROUPS = {
     "cuDNN attention on H100 and H200": ("cuDNN H", "cuDNN fp8 H"),
     "memory-efficient attention on A100": ("memory-efficient A100",),
     "fp8 products with their casts": ("products H100 fp8", "products H200 fp8"),
-    "casts to fp8": ("casts",),
+    "casts to fp8": ("casts to fp8 H",),
     "Liger norms": ("liger norms",),
-    "cuDNN norms": ("cudnn norms",),
-    "torch norms": ("torch norms",),
+    "cuDNN norms": ("cudnn norms H",),
+    "torch norms": ("torch norms H",),
     "other Liger kernels": ("liger ",),
     "grouped products of experts, H100 and H200": ("experts H",),
     "grouped products on A100": ("products A100 grouped",),
     "bf16 products on A100": ("products A100",),
     "bf16 products on H100 and H200": ("products H100 bf16", "products H200 bf16"),
+    "FlashAttention-2 on B200": ("FlashAttention-2 B200",),
+    "FlashAttention-4 on B200": ("FlashAttention-4 B200",),
+    "cuDNN attention on GB200": ("cuDNN GB200",),
+    "cuDNN attention on GB300": ("cuDNN GB300",),
+    "cuDNN attention in fp8 on GB200": ("cuDNN fp8 GB200",),
+    "cuDNN attention in fp8 on GB300": ("cuDNN fp8 GB300",),
+    "cuDNN norms on GB200 and GB300": ("cudnn norms GB200", "cudnn norms B300"),
+    "torch norms on GB200 and GB300": ("torch norms GB200", "torch norms B300"),
+    "bf16 products on B200, B300 and GB200": ("products B200 bf16", "products B300 bf16", "products GB200 bf16"),
+    "fp8 products with their casts, B200": ("products B200 fp8",),
+    "casts to fp8, B200": ("casts to fp8 B200",),
+    "grouped products of experts, B200": ("experts B200",),
 }
 """Groups by the beginnings of the names of their sets; a set belongs to the first group that names it."""
 
@@ -179,6 +191,8 @@ def spreads() -> Iterator[tuple[str, dict[str, float]]]:
         ("h100_sxm_bf16", "h100_sxm_bf16_sglang"),
         ("h100_sxm_bf16", "h200_sxm_bf16"),
         ("h100_sxm_fp8", "h200_sxm_fp8"),
+        ("b200_sxm_bf16", "b300_sxm_bf16"),
+        ("b200_sxm_bf16", "gb200_bf16"),
     ):
         rows = [row for row in read("products") if row[first] and row[second]]
         yield f"products {first} / {second}", _spread(float(row[first]) / float(row[second]) for row in rows)

@@ -22,8 +22,11 @@ _COLUMNS = {
     "h100_sxm_bf16_sglang": ("H100 bf16, third table", "h100-sxm5-80gb", False),
     "h200_sxm_bf16": ("H200 bf16", "h200-sxm-141gb", False),
     "b200_sxm_bf16": ("B200 bf16", "b200-sxm-180gb", True),
+    "b300_sxm_bf16": ("B300 bf16", "b300-sxm-288gb", False),
+    "gb200_bf16": ("GB200 bf16", "gb200-186gb", False),
     "h100_sxm_fp8": ("H100 fp8 with cast", "h100-sxm5-80gb", True),
     "h200_sxm_fp8": ("H200 fp8 with cast", "h200-sxm-141gb", False),
+    "b200_sxm_fp8": ("B200 fp8 with cast", "b200-sxm-180gb", True),
     "h100_sxm_fp8_block": ("H100 fp8 in blocks with cast", "h100-sxm5-80gb", True),
 }
 
@@ -62,6 +65,7 @@ def product_cases() -> Iterator[Case]:
 def layout_cases() -> Iterator[Case]:
     """Yield products of training: forward (TN), gradient of the input (NN), of the weight in float32 (NT)."""
     for row in read("products_by_layout"):
+        gpu = row["device"].split("-")[0].upper()
         groups, m, n, k = (int(row[key]) for key in ("groups", "m", "n", "k"))
         flops = 2 * groups * m * n * k
         out = "float32" if row["out_dtype"] == "fp32" else "bfloat16"
@@ -75,16 +79,18 @@ def layout_cases() -> Iterator[Case]:
             tensors = (tensor("bfloat16", groups, m, k), tensor("bfloat16", groups, k, n))
             operators = (Signature("grouped::gemm", tensors, (tensor(out, groups, m, n),), "[]", work),)
         yield Case(
-            set_name=f"products A100 {'grouped' if row['kind'] != 'dense' else kind}",
+            set_name=f"products {gpu} {'grouped' if row['kind'] != 'dense' else kind}",
             table="simumax",
             device=row["device"],
             shape=f"{row['kind']},{groups},{m},{n},{k},{row['layout']}",
             published_us=flops / float(row["tflops"]) / 1e6,
             operators=operators,
-            conditions=Conditions(),  # a card with a power limit of 300 W
+            conditions=Conditions(),  # an A100 with a power limit of 300 W; a B200 as slow as in a long run
+            may_fit=gpu == "B200",
         )
 
 
+_CAST_DEVICES = {"h100": "h100-sxm5-80gb", "h200": "h200-sxm-141gb", "b200": "b200-sxm-180gb"}
 _GRAPH_US = -0.45
 """Kernels of a graph start before the one before has quite ended."""
 
@@ -93,7 +99,7 @@ def cast_cases() -> Iterator[Case]:
     """Yield casts to fp8 with a given scale, one after the other on the same tensors."""
     for row in read("casts"):
         m, k = int(row["m"]), int(row["k"])
-        for gpu, device in (("h100", "h100-sxm5-80gb"), ("h200", "h200-sxm-141gb")):
+        for gpu, device in _CAST_DEVICES.items():
             yield Case(
                 set_name=f"casts to fp8 {gpu.upper()}",
                 table=gpu,
@@ -103,7 +109,7 @@ def cast_cases() -> Iterator[Case]:
                 operators=(Signature("aten::_to_copy", (tensor("bfloat16", m, k),), (tensor(_FP8, m, k),), "[]"),),
                 conditions=CACHED,
                 harness_us=_GRAPH_US,
-                may_fit=gpu == "h100",
+                may_fit=gpu != "h200",
             )
 
 
