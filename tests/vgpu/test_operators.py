@@ -898,3 +898,16 @@ def test_kernels_that_have_a_fallback_in_plain_operators_stay_one_operator():
     for name in ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"):
         assert seen[f"aten::{name}"] == 1, name
     assert not seen["aten::rsqrt"] + seen["aten::sigmoid"]
+
+
+def _multiply_with_and_without_tf32() -> None:
+    a = torch.ones(64, 64, device="cuda")
+    _ = a @ a
+    torch.set_float32_matmul_precision("high")
+    _ = a @ a
+    _ = a.bfloat16() @ a.bfloat16()
+
+
+def test_products_of_float32_say_whether_the_script_allows_tf32():
+    operators = rehearse(_multiply_with_and_without_tf32).trace.rank(0).operators()
+    assert [op.signature.tf32 for op in operators if op.signature.op == "aten::mm"] == [False, True, False]

@@ -104,7 +104,7 @@ def _dtype(signature: Signature) -> str:
     if signature.work is not None and signature.work.dtype:
         return signature.work.dtype
     dtype = signature.inputs[min(1, len(signature.inputs) - 1)].dtype if signature.inputs else ""
-    return "tf32" if dtype == "float32" and "convolution" in signature.op else dtype
+    return "tf32" if dtype == "float32" and (signature.tf32 or "convolution" in signature.op) else dtype
 
 
 def _dominant(work: Counter[tuple[str, bool]]) -> str:

@@ -81,7 +81,8 @@ class Signature:
 
     `args` is the JSON list of its arguments in schema order, null where one was not given. Tensors, which are in
     `inputs`, are left out or leave `"t"` in their place; numbers that tensors are computed with leave `"s"`. `work` is
-    what a launch does, where the name of the operator does not say it.
+    what a launch does, where the name of the operator does not say it. `tf32` products of float32 matrices run on the
+    matrix units, as the script allows.
     """
 
     op: str
@@ -89,6 +90,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...] = ()
     args: str = "[]"
     work: Work | None = None
+    tf32: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "Signature":
@@ -98,7 +100,7 @@ class Signature:
             inputs = tuple(_spec(row) for row in data["in"] if row is not None)
             outputs = tuple(_spec(row) for row in data["out"] if row is not None)
             work = Work.from_dict(data["work"]) if "work" in data else None
-            return cls(data["op"], inputs, outputs, _compact(data["args"]), work)
+            return cls(data["op"], inputs, outputs, _compact(data["args"]), work, data.get("tf32", False))
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(
                 f'a signature must be JSON with "op", "in", "out" and "args", but got {text[:200]!r} ({error}); '
@@ -109,8 +111,9 @@ class Signature:
     def text(self) -> str:
         """The JSON text that `parse` reads."""
         work = "" if self.work is None else f',"work":{self.work.text}'
+        tf32 = ',"tf32":true' if self.tf32 else ""
         tensors = f'"in":{_rows(self.inputs)},"out":{_rows(self.outputs)}'
-        return f'{{"op":{_compact(self.op)},{tensors},"args":{self.args}{work}}}'
+        return f'{{"op":{_compact(self.op)},{tensors},"args":{self.args}{work}{tf32}}}'
 
     @property
     def name(self) -> str:

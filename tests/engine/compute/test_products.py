@@ -1,5 +1,7 @@
 """Matrix products, attention and convolutions: growth, quantisation, and the effects that shapes are known for."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,3 +169,10 @@ def test_depthwise_convolutions_are_far_from_the_peak() -> None:
 def test_more_pictures_never_take_less_time(a: int, b: int, window: int) -> None:
     small, large = sorted((a, b))
     assert P100.cost(conv(batch=small, window=window)).work_ns <= P100.cost(conv(batch=large, window=window)).work_ns
+
+
+def test_float32_products_run_on_matrix_units_where_the_script_allows_tf32():
+    plain = mm(4096, 4096, 4096, "float32")
+    allowed = replace(plain, tf32=True)
+    assert Signature.parse(allowed.text) == allowed
+    assert A100.cost(allowed).work_ns < A100.cost(plain).work_ns / 3

@@ -63,7 +63,7 @@ class Gemm(Family):
         return cast(Basis, status)
 
     def _rate(self, signature: Signature) -> Rate:
-        return best_rate(self.device, operands(signature)[0].dtype)
+        return best_rate(self.device, operands(signature)[0].dtype, tf32=signature.tf32)
 
     def _bytes_ns(self, signature: Signature) -> float:
         return self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)

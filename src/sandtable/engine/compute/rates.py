@@ -1,7 +1,7 @@
 """Rates: how fast a device multiplies numbers of one type at best, and on which of its units.
 
-By default torch leaves float32 matrix products on the ordinary lanes (allow_tf32 is off for them), but lets
-convolutions use tf32 (it is on there). A script that changes either is not noticed.
+By default torch leaves float32 matrix products on the ordinary lanes, but lets convolutions use tf32. A product's
+record says if the script allows tf32; that it forbids it for convolutions is not noticed.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 #include "shapes.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -227,6 +228,16 @@ void write_plain(std::ostream& out, const c10::IValue& value) {
   }
 }
 
+// Products of float32 matrices run as tf32 where the script allows it (set_float32_matmul_precision, allow_tf32).
+bool allows_tf32() {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+      at::Float32Precision::TF32;
+}
+
+bool is_float32_product(const OperatorInfo& info, at::ArrayRef<c10::IValue> arguments) {
+  return info.is_product && arguments[0].isTensor() && arguments[0].toTensor().scalar_type() == at::kFloat;
+}
+
 // Numbers that a tensor is computed with (x < 1024) are values, not geometry: they differ between ranks that do the same
 // work, such as the shards of a vocabulary, and the time does not depend on them.
 std::string write_signature(
@@ -234,7 +245,8 @@ std::string write_signature(
     at::ArrayRef<c10::IValue> arguments,
     at::ArrayRef<c10::IValue> results,
     const c10::FunctionSchema* schema = nullptr,
-    const std::string& work = "") {
+    const std::string& work = "",
+    bool tf32 = false) {
   std::ostringstream out;
   out << "{\"op\":\"" << name << "\",\"in\":[";
   bool first = true;
@@ -255,7 +267,7 @@ std::string write_signature(
     else
       write_plain(out, arguments[i]);
   }
-  out << "]" << (work.empty() ? "" : ",\"work\":" + work) << "}";
+  out << "]" << (work.empty() ? "" : ",\"work\":" + work) << (tf32 ? ",\"tf32\":true" : "") << "}";
   return out.str();
 }
 
@@ -354,9 +366,10 @@ Plan infer(const c10::OperatorHandle& op, const OperatorInfo& info, const torch:
     }
     plan.returns.push_back(std::move(result));
   }
+  auto given = at::ArrayRef<c10::IValue>(stack).slice(first);
   if (!info.is_view)
-    plan.signature = Recorder::get().add_signature(
-        write_signature(info.base, at::ArrayRef<c10::IValue>(stack).slice(first), metas, &op.schema()));
+    plan.signature = Recorder::get().add_signature(write_signature(
+        info.base, given, metas, &op.schema(), "", is_float32_product(info, given) && allows_tf32()));
   return plan;
 }
 
@@ -410,6 +423,10 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
     if (schema.arguments()[i].type()->str() == "Generator?" || schema.arguments()[i].type()->str() == "Generator")
       info.generator = static_cast<int>(i);
   info.is_random = info.generator >= 0 || info.base == "aten::native_dropout";
+  static const std::unordered_set<std::string> products{
+      "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm",
+      "aten::addbmm_", "aten::linear", "aten::_addmm_activation"};
+  info.is_product = products.count(info.base) > 0;
   info.checks_index = info.base == "aten::index_select";
   info.is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
   if (auto found = by_value.find(info.base); found != by_value.end())
@@ -440,6 +457,8 @@ const Plan& plan_for(const c10::OperatorHandle& op, const OperatorInfo& info, co
   key.push_back(reinterpret_cast<int64_t>(&info));
   for (size_t i = stack.size() - info.num_arguments; i < stack.size(); ++i)
     add_value(key, stack[i], info.scalars_matter);
+  if (info.is_product)
+    key.push_back(allows_tf32());
   uint64_t hash = hash_words(key.data(), key.size());
   {
     std::lock_guard<std::mutex> lock(cache_mutex);

@@ -54,6 +54,7 @@ struct OperatorInfo {
   bool any_device = false;     // host tensors may stand beside virtual ones (index)
   int generator = -1;          // the argument that draws random numbers
   bool is_random = false;      // draws them, from that argument or from the card's own generator
+  bool is_product = false;     // of matrices: those of float32 may be computed as tf32
   bool is_linalg = false;      // factorisations of stand-ins fail: never computed from them
   int routed_return = -1;      // positions chosen by scores: where these are unknown, the routing decides (topk)
   FactRule fact_rule;
