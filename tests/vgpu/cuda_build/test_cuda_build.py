@@ -56,7 +56,7 @@ def build(bench: ModuleType) -> Any:
     if shutil.disk_usage(directory).free < NEEDED_BYTES:
         pytest.skip(f"{directory} must have {NEEDED_BYTES >> 30} GiB free to install a CUDA build of torch")
     pythons = [python for python in reversed(bench.PYTHONS) if bench.runs(python)]
-    return bench.make_environment(directory, version, (pythons or [sys.executable])[0])
+    return bench.make_environment(directory, version, pythons or [sys.executable])
 
 
 def installed() -> tuple[int, int]:
