@@ -25,6 +25,7 @@ __all__ = [
     "failure",
     "is_library",
     "is_missing_file",
+    "is_own_crash_frame",
     "library_prefixes",
     "script_error",
     "script_place",
@@ -38,6 +39,7 @@ _HOLDERS = "Lines of the script that hold the most memory:"
 """Begins the list of lines in the message of the virtual GPU's OutOfMemoryError."""
 
 _CRASH_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+_OWN_PREFIX = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _CRASH_REMEDY = (
     "a compiled function that reads the memory of a virtual GPU, which has none, must be described: "
     'write @sandtable.cost("package.function") in a file for --costs (docs/packages.md)'
@@ -177,6 +179,12 @@ def died(code: int, last_lines: Sequence[str]) -> RankFailed:
         line=line,
         remedy=_CRASH_REMEDY if frames else "",
     )
+
+
+def is_own_crash_frame(text: str) -> bool:
+    """Return whether this line, which Python prints when it crashes, names a function that runs the script."""
+    match = _CRASH_FRAME.match(text)
+    return match is not None and match[1].startswith((_OWN_PREFIX, "<frozen runpy>"))
 
 
 def _crash_frames(lines: Sequence[str]) -> list[tuple[str, int, str]]:

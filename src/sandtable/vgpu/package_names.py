@@ -8,6 +8,7 @@ REPLACED_PACKAGES = (
     "flash_attn",
     "flash_attn_3",
     "grouped_gemm",
+    "kernels",
     "mamba_ssm",
     "pynvml",
     "transformer_engine",

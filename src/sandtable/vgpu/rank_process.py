@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sandtable.events import Listener, RankPrinted
+from sandtable.vgpu.failures import is_own_crash_frame
 from sandtable.vgpu.protocol import Answer, FrameReader, Message, RankFailed, RemovedFile, pack
 
 __all__ = ["OutputLines", "RankOutcome", "RankProcess"]
@@ -151,6 +152,8 @@ class OutputLines:
     def _show(self, line: bytes) -> None:
         # A progress bar rewrites its line: only the last state is worth showing.
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "backslashreplace")
+        if is_own_crash_frame(text):
+            return
         self.kept.append(text)
         if not self._is_hidden:
             self._emit(text)

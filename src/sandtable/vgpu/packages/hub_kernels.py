@@ -31,7 +31,11 @@ def package(watcher: Watcher) -> Package:
     def fill(module: ModuleType) -> None:
         vars(module).update(_functions())
 
-    return Package(name="kernels", adaptations={"kernels": fill}, missing={"kernels": fill}, version="0.10.0")
+    def adapt(module: ModuleType) -> None:
+        if hasattr(module, "get_kernel"):  # a script may have a module of that name
+            fill(module)
+
+    return Package(name="kernels", adaptations={"kernels": adapt}, missing={"kernels": fill}, version="0.10.0")
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
