@@ -54,12 +54,17 @@ def cpu_ticks(process: int) -> int:
 
 
 def wants_core(process: int) -> bool:
-    """Return whether one of its threads computes, or would if it had a core, or reads a file."""
+    """Return whether one of its threads computes, or would if it had a core, or reads a file.
+
+    A program that it has started, such as a compiler, counts as well.
+    """
     try:
         threads = os.listdir(f"/proc/{process}/task")
     except OSError:
         return False
-    return any(_stat(f"{process}/task/{thread}")[:1] in ([b"R"], [b"D"]) for thread in threads)
+    if any(_stat(f"{process}/task/{thread}")[:1] in ([b"R"], [b"D"]) for thread in threads):
+        return True
+    return any(wants_core(child) for thread in threads for child in _children(process, thread))
 
 
 def _stat(process: int | str) -> list[bytes]:
@@ -67,6 +72,15 @@ def _stat(process: int | str) -> list[bytes]:
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _children(process: int, thread: str) -> list[int]:
+    """Return the processes that a thread has started; none where the kernel does not list them."""
+    try:
+        with open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+            return [int(child) for child in file.read().split()]
     except OSError:
         return []
 
