@@ -52,10 +52,10 @@ def test_small_values_are_computed_for_real():
 
 @on_gpu()
 def test_token_ids_are_known_up_to_their_limit():
-    tokens = torch.arange(8192, device=CARD)  # 64 KiB of integers
-    assert tokens[-1].item() == 8191
-    assert (tokens % 2 == 0).sum().item() == 4096
-    assert tokens.view(8, 1024)[:, 0].tolist() == list(range(0, 8192, 1024))
+    tokens = torch.arange(1 << 17, device=CARD)  # 1 MiB of integers
+    assert tokens[-1].item() == (1 << 17) - 1
+    assert (tokens % 2 == 0).sum().item() == 1 << 16
+    assert tokens.view(8, -1)[:, 0].tolist() == list(range(0, 1 << 17, 1 << 14))
 
 
 @on_gpu()

@@ -88,7 +88,7 @@ bool make_shadow(const at::Tensor& tensor, Certainty certainty) {
   return true;
 }
 
-constexpr int64_t kSmallEnoughToSearch = 1024;
+constexpr int64_t kSmallEnoughToSearch = kIntegerShadowBytes / sizeof(int64_t);
 
 // The bounds of a value.
 Facts facts_of_value(const at::Tensor& host) {

@@ -64,7 +64,7 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
         def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
             if core.is_capturing():
                 raise RuntimeError("CUDA error: a stream must not capture two graphs at a time; end the first capture")
-            self.reset()
+            self._release()
             self._pool = (next(pools), 0) if pool is None else (int(pool[0]), int(pool[1]))
             self._device = core.current_device()
             core.share_pool(self._device, self._pool)
@@ -72,10 +72,22 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
             core.begin_graph()
 
         def capture_end(self) -> None:
+            self.capture_end_pre()
+            self.capture_end_post()
+
+        def capture_end_pre(self) -> None:
             if not core.is_capturing():
                 raise RuntimeError("capture_end must follow capture_begin, but nothing is being captured")
             self._number = core.end_graph()
             core.end_pool(self._device, self._pool)
+
+        def capture_end_post(self) -> None:
+            """Accept the second half of the end, which newer releases call by itself: no template is kept."""
+
+        @property
+        def _has_graph_exec(self) -> bool:
+            """Return whether the graph can be replayed, before which newer releases would instantiate it."""
+            return self._number is not None
 
         def instantiate(self) -> None:
             """Accept the request: nothing is compiled."""
@@ -87,6 +99,9 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
                 _updates.on_update(updater)
 
         def reset(self) -> None:
+            self._release()
+
+        def _release(self) -> None:
             if self._pool is not None:
                 core.leave_pool(self._device, self._pool)
             self._pool = self._number = None
@@ -95,6 +110,12 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
             if self._pool is None:
                 raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
             return self._pool
+
+        def pools(self) -> list[PoolId]:
+            return [self.pool()]
+
+        def _retain_pool(self, pool: PoolId) -> None:
+            """Accept the request: pools live as long as their memory."""
 
         def register_generator_state(self, generator: Any) -> None:
             """Accept a generator: random numbers do not depend on graphs here."""
