@@ -49,16 +49,20 @@ def test_compiled_flex_attention_is_one_kernel_forward_and_one_backward(mode):
 
 
 def _attend_in_documents(length: int, *, known: bool) -> None:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
 
     positions = torch.arange(32768) % length
     documents = (positions == 0).cumsum(0).to("cuda")
     if not known:
         documents = (documents + torch.zeros(32768, device="cuda")).long()
 
-    def mask(b, h, q, k):
-        return (q >= k) & (documents[q] == documents[k])
+    def is_causal(b, h, q, k):
+        return q >= k
 
+    def is_one_document(b, h, q, k):
+        return documents[q] == documents[k]
+
+    mask = and_masks(is_causal, is_one_document)
     blocks = torch.compile(create_block_mask)(mask, None, None, 32768, 32768, device="cuda")
     query, key, value = (
         torch.zeros(1, 4, 32768, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)

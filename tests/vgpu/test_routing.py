@@ -271,3 +271,15 @@ def test_layers_route_by_their_own_weights_also_when_they_are_recomputed(tmp_pat
     sent = 16 * SEQ_LEN * 2 * HIDDEN * 4
     # forward, recomputed forward and backward: two exchanges each, of which one side is what was sent
     assert found == Counter({size: 6 * number for size, number in received.items()}) + Counter({sent: 6 * LAYERS})
+
+
+@on_gpu()
+def test_zeros_to_which_unknown_numbers_are_added_take_no_memory_of_the_host():
+    import resource
+
+    rows, width = 1 << 14, 7168  # 224 MiB
+    numbers = torch.randn(rows, width, device=CARD, dtype=torch.bfloat16)
+    places = torch.arange(rows, device=CARD).unsqueeze(1).expand(-1, width)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    torch.zeros(rows, width, device=CARD, dtype=torch.bfloat16).scatter_add(0, places, numbers)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-__all__ = ["causal_density", "density_of_values", "mask_code", "mask_density"]
+__all__ = ["causal_density", "density_of_values", "function_of", "mask_code", "mask_density"]
 
 _BLOCK = 128
 _MAX_QUERY_BLOCKS = 256
@@ -76,16 +76,20 @@ def density_of_values(code: str, query: Tensor, key: Tensor, others: Sequence[Te
             if len(_densities) >= _MAX_DENSITIES:
                 _densities.clear()
             try:
-                _densities[place] = mask_density(_compiled(code), *sizes, batch=query.shape[0], others=values)
+                _densities[place] = mask_density(function_of(code), *sizes, batch=query.shape[0], others=values)
             except Exception:  # whatever a mask may do that only a card can
                 return None
     return _densities[place]
 
 
-def _compiled(code: str) -> Callable[..., Any]:
+def function_of(code: str) -> Callable[..., Any]:
+    """Return the mask of this code, to be called with tensors on the host."""
     import torch
 
-    names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+    def on_host(*_: Any, **__: Any) -> torch.device:
+        return torch.device("cpu")
+
+    names: dict[str, Any] = {"torch": torch, "device": on_host, "inf": math.inf, "nan": math.nan}
     exec(code, names)  # the code is what torch printed of a graph
     forward = names["forward"]
     return lambda *arguments: forward(None, *arguments)

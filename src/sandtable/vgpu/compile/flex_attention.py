@@ -11,7 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sandtable.trace.work import Work
-from sandtable.vgpu.compile.attention_mask import causal_density, density_of_values, mask_code, mask_density
+from sandtable.vgpu.compile.attention_mask import (
+    causal_density,
+    density_of_values,
+    function_of,
+    mask_code,
+    mask_density,
+)
 from sandtable.vgpu.packages.kernels import record_kernel
 
 if TYPE_CHECKING:
@@ -72,7 +78,8 @@ def _mask(block_mask: Any, query: Any, key: Any, others: Sequence[Any]) -> tuple
         tensors = list(others[0]) if others else []
         return (tensors, mask_code(graph), unknown[2]) if all(isinstance(t, TensorBox) for t in tensors) else unknown
     try:
-        return [], "", mask_density(graph, num_queries, num_keys)
+        code = mask_code(graph)
+        return [], "", mask_density(function_of(code) if code else graph, num_queries, num_keys)
     except Exception:  # whatever a mask may do that only a card can
         return unknown
 
