@@ -10,6 +10,7 @@ Cost: O(parameters + ranks), for any number of ranks.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from sandtable.trace.signature import DTYPE_BITS
 
 __all__ = ["CutBuffer", "PieceTable", "cut_buffers", "piece_table"]
 
+Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
@@ -43,6 +45,8 @@ class PieceTable:
     parameters they are pieces of; the same of parameters with a flag; and whether a list of them is empty, or has one
     entry, which needs no concatenation. Where gradients are reduced in buckets, the same of those reduced in the
     backward pass and of those reduced after it; a *slice* is what neighbours in a bucket that belong to one rank make.
+    Parameters without a flag may be copies that every rank of a group holds (biases in tensor parallelism), which only
+    the first rank of the group counts in a norm: for each flag and kind of group, what a rank counts then.
     """
 
     ranks: Ints
@@ -51,6 +55,10 @@ class PieceTable:
     """The flags that some parameters have and others have not."""
     reductions: tuple[str, ...]
     """The ends of names of columns about buckets: " in backward", " after backward"."""
+    norms: tuple[str, ...]
+    """The ends of names of columns about what is counted in a norm: " of tensor_model_parallel, or first of 2"."""
+    firsts: tuple[Bools, ...]
+    """For each kind of group, which ranks are the first of theirs."""
     rows: Ints
 
     def column(self, name: str) -> Ints:
@@ -64,7 +72,13 @@ class PieceTable:
     @property
     def is_even(self) -> bool:
         """Whether all ranks hold the same."""
-        return bool((self.rows == self.rows[:1]).all())
+        held = self.rows[:, : len(self.held_names)]
+        return bool((held == held[:1]).all())
+
+    @property
+    def held_names(self) -> tuple[str, ...]:
+        """The names of the columns about what ranks hold: all but those about norms, which follow."""
+        return self.names[: len(self.names) - 2 * len(self.norms)]
 
 
 _REDUCED = ("pieces", "elements", "whole", "slices")
@@ -88,9 +102,15 @@ def cut_buffers(records: RankRecords) -> list[CutBuffer]:
 
 
 def piece_table(
-    ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], reduced: Sequence[ReducedBucket] = ()
+    ranks: Ints,
+    buffers: Sequence[tuple[CutBuffer, Ints]],
+    reduced: Sequence[ReducedBucket] = (),
+    firsts: Sequence[Bools] = (),
 ) -> PieceTable:
-    """Count the pieces of each of `ranks`; every buffer comes with their positions in its group."""
+    """Count the pieces of each of `ranks`; every buffer comes with their positions in its group.
+
+    `firsts` tell, for each kind of group, which ranks are the first of theirs.
+    """
     pieces, elements, whole = _count(ranks, buffers)
     columns = {"pieces": pieces, "elements": elements, "whole": whole, "none": pieces == 0, "one": pieces == 1}
     in_use = [set(flags) for cut, _ in buffers for _, _, flags in cut.buffer.parts]
@@ -106,8 +126,13 @@ def piece_table(
             reductions.append(name)
             counted = _count_reduced(ranks, buffers, chosen)
             columns |= {f"{what}{name}": row for what, row in zip(_REDUCED, counted, strict=True)}
+    norms = []
+    for (number, is_first), flag in product(enumerate(firsts), flags):
+        norms.append(f" of {flag}, or first of {number}")
+        for name in ("pieces", "elements"):
+            columns[f"{name}{norms[-1]}"] = np.where(is_first, columns[name], columns[f"{name} of {flag}"])
     rows = np.stack(list(columns.values()), axis=1).astype(np.int64)
-    return PieceTable(ranks, tuple(columns), tuple(flags), tuple(reductions), rows)
+    return PieceTable(ranks, tuple(columns), tuple(flags), tuple(reductions), tuple(norms), tuple(firsts), rows)
 
 
 def _count(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], *, flag: str | None = None) -> Ints:
