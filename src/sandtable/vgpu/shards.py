@@ -23,6 +23,9 @@ __all__ = ["CutBuffer", "PieceTable", "cut_buffers", "piece_table"]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
+Buckets = tuple[tuple[int, int], ...]
+"""The start and the size of each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutBuffer:
@@ -34,7 +37,7 @@ class CutBuffer:
     group: int
     """An index into the rank's own groups."""
     num_shards: int
-    buckets: tuple[tuple[int, int], ...]
+    buckets: Buckets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,19 +89,36 @@ _REDUCED = ("pieces", "elements", "whole", "slices")
 
 
 def cut_buffers(records: RankRecords) -> list[CutBuffer]:
-    """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets."""
+    """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets.
+
+    Of several groups whose calls may be those of a buffer, it is the one that cuts it where parameters begin, into the
+    fewest buckets: calls of other groups may add up to its size by chance.
+    """
     calls = _sharding_calls(records)
     cut: list[CutBuffer] = []
     for number, buffer in enumerate(records.flat_buffers):
-        for group, sizes in calls.items():
-            num_shards = len(records.groups[group].ranks)
-            if buffer.num_shards not in (0, num_shards):
-                continue
-            buckets = _buckets(buffer.num_elements, [buffer.num_elements] if buffer.num_shards else sizes)
-            if buckets and num_shards > 1 and all(size % num_shards == 0 for _, size in buckets):
-                cut.append(CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
-                break
+        ways = [way for group, sizes in calls.items() if (way := _cut(number, buffer, group, sizes, records))]
+        if ways:
+            cut.append(min(ways, key=lambda way: (not _is_aligned(way.buckets, buffer), len(way.buckets))))
     return cut
+
+
+def _cut(number: int, buffer: FlatBuffer, group: int, sizes: Sequence[int], records: RankRecords) -> CutBuffer | None:
+    """Return how calls of a group of these sizes cut a buffer; None if they cannot."""
+    num_shards = len(records.groups[group].ranks)
+    if num_shards == 1 or buffer.num_shards not in (0, num_shards):
+        return None
+    ways = [((0, buffer.num_elements),)] if buffer.num_shards else list(_bucketings(buffer.num_elements, sizes))
+    ways = [way for way in ways if all(size % num_shards == 0 for _, size in way)]
+    if not ways:
+        return None
+    buckets = min(ways, key=lambda way: not _is_aligned(way, buffer))
+    return CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets)
+
+
+def _is_aligned(buckets: Buckets, buffer: FlatBuffer) -> bool:
+    """Return whether each bucket begins where a parameter does."""
+    return {start for start, _ in buckets} <= {start for start, _, _ in buffer.parts}
 
 
 def piece_table(
@@ -198,14 +218,14 @@ def _sharding_calls(records: RankRecords) -> dict[int, list[int]]:
     return sizes
 
 
-def _buckets(num_elements: int, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the buckets of a buffer: one if a call has its size, else consecutive calls that add up to it."""
+def _bucketings(num_elements: int, sizes: Sequence[int]) -> Iterator[Buckets]:
+    """Yield the ways to see a buffer in these calls: one that has its size, or consecutive ones that add up to it."""
     if num_elements in sizes:
-        return ((0, num_elements),)
+        yield ((0, num_elements),)
+        return
     ends = np.cumsum([0, *sizes]).tolist()
     place = {end: k for k, end in enumerate(ends)}
     for last, end in enumerate(ends):
         first = place.get(end - num_elements)
         if first is not None:
-            return tuple((ends[k] - ends[first], sizes[k]) for k in range(first, last))
-    return ()
+            yield tuple((ends[k] - ends[first], sizes[k]) for k in range(first, last))
