@@ -37,6 +37,44 @@ class AllocatorState:
     """What a CUDA build restores memory from when a graph is replayed; only its name is needed."""
 
 
+class _GraphState:
+    """A graph as torch sees it: its pool, whether it can be replayed, and requests that change nothing here."""
+
+    _pool: PoolId | None
+    _number: int | None
+
+    @property
+    def _has_graph_exec(self) -> bool:
+        """Return whether the graph can be replayed, before which newer releases would instantiate it."""
+        return self._number is not None
+
+    def pool(self) -> PoolId:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+    def pools(self) -> list[PoolId]:
+        return [self.pool()]
+
+    def capture_end_post(self) -> None:
+        """Accept the second half of the end, which newer releases call by itself: no template is kept."""
+
+    def instantiate(self) -> None:
+        """Accept the request: nothing is compiled."""
+
+    def _retain_pool(self, pool: PoolId) -> None:
+        """Accept the request: pools live as long as their memory."""
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Accept a generator: random numbers do not depend on graphs here."""
+
+    def enable_debug_mode(self) -> None:
+        """Accept the request."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Write nothing: there is no graph of the card's."""
+
+
 def names(core: ModuleType) -> dict[str, Any]:
     """Return the names of ``torch._C`` that belong to CUDA graphs."""
     pools = count(1)
@@ -49,7 +87,7 @@ def names(core: ModuleType) -> dict[str, Any]:
 
 
 def _graph_class(core: ModuleType, pools: count[int]) -> type:
-    class CUDAGraph:
+    class CUDAGraph(_GraphState):
         """What ``torch.cuda.CUDAGraph`` derives from."""
 
         def __new__(cls, keep_graph: bool = False) -> CUDAGraph:
@@ -57,9 +95,6 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
             graph._pool = None
             graph._number = None
             return graph
-
-        _pool: PoolId | None
-        _number: int | None
 
         def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
             if core.is_capturing():
@@ -81,17 +116,6 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
             self._number = core.end_graph()
             core.end_pool(self._device, self._pool)
 
-        def capture_end_post(self) -> None:
-            """Accept the second half of the end, which newer releases call by itself: no template is kept."""
-
-        @property
-        def _has_graph_exec(self) -> bool:
-            """Return whether the graph can be replayed, before which newer releases would instantiate it."""
-            return self._number is not None
-
-        def instantiate(self) -> None:
-            """Accept the request: nothing is compiled."""
-
         def replay(self) -> None:
             if self._number is None:
                 raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
@@ -105,25 +129,5 @@ def _graph_class(core: ModuleType, pools: count[int]) -> type:
             if self._pool is not None:
                 core.leave_pool(self._device, self._pool)
             self._pool = self._number = None
-
-        def pool(self) -> PoolId:
-            if self._pool is None:
-                raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-            return self._pool
-
-        def pools(self) -> list[PoolId]:
-            return [self.pool()]
-
-        def _retain_pool(self, pool: PoolId) -> None:
-            """Accept the request: pools live as long as their memory."""
-
-        def register_generator_state(self, generator: Any) -> None:
-            """Accept a generator: random numbers do not depend on graphs here."""
-
-        def enable_debug_mode(self) -> None:
-            """Accept the request."""
-
-        def debug_dump(self, debug_path: str) -> None:
-            """Write nothing: there is no graph of the card's."""
 
     return CUDAGraph
