@@ -73,27 +73,34 @@ uint32_t line_of(PyFrameObject* frame, Code& code) {
   return id;
 }
 
+// Calls `visit` with each frame of Python, the innermost first, until it returns true; returns whether one did.
 // Errors that are pending when this is called stay as they are: nothing here raises.
-uint32_t python_line() {
+template <typename Visit>
+bool find_frame(Visit visit) {
   if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr)
-    return 0;
+    return false;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  uint32_t line = 0;
+  bool is_found = false;
   while (frame != nullptr) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    Code& info = lookup(code);
+    is_found = visit(frame, lookup(code));
     Py_DECREF(code);
-    if (!info.is_library) {
-      line = line_of(frame, info);
-      Py_DECREF(frame);
-      break;
-    }
-    PyFrameObject* back = PyFrame_GetBack(frame);
+    PyFrameObject* back = is_found ? nullptr : PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = back;
   }
   PyGILState_Release(gil);
+  return is_found;
+}
+
+uint32_t python_line() {
+  uint32_t line = 0;
+  find_frame([&](PyFrameObject* frame, Code& code) {
+    if (!code.is_library)
+      line = line_of(frame, code);
+    return !code.is_library;
+  });
   return line;
 }
 
@@ -142,6 +149,10 @@ Place current_place() {
   if (operator_under_way != nullptr)
     operator_under_way->place_ = place;
   return place;
+}
+
+bool is_inside_module() {
+  return find_frame([](PyFrameObject*, Code& code) { return code.function == "Module._call_impl"; });
 }
 
 bool begin_function() {

@@ -14,7 +14,7 @@
 namespace sandtable {
 
 constexpr size_t kFloatShadowBytes = 4096;
-constexpr size_t kIntegerShadowBytes = 65536; // token ids, sizes, seeds: control flow is made of integers
+constexpr size_t kIntegerShadowBytes = size_t{1} << 20; // token ids, positions, sizes: control flow is made of integers
 constexpr size_t kByteShadowBytes = size_t{16} << 20; // pickled objects travel as bytes
 constexpr size_t kRoutedShadowBytes = size_t{256} << 20; // of what depends on the routing
 constexpr int64_t kStandInElements = 16;
