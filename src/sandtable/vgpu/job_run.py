@@ -14,6 +14,7 @@ from sandtable.launch import FixedEnvironment, LayeredEnvironment, NodeEnvironme
 from sandtable.trace import Note, RankRecords
 from sandtable.vgpu.fork_client import ForkClient
 from sandtable.vgpu.fork_protocol import CommandStarted, ScriptRelaunched
+from sandtable.vgpu.node_memory import remove_node_memory
 from sandtable.vgpu.session import RankStarter, Session
 from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
 from sandtable.vgpu.sharded_ranks import ShardedRanks
@@ -180,6 +181,7 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             classes = session.wind_down(failure)
         finally:
             session.close()
+            remove_node_memory(task(0).records_path)
         records = {
             rank: _with_largest_memory(RankRecords.load(task(rank).records_path), members, session.sharded)
             for rank, members in classes.items()
