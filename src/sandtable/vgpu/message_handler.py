@@ -43,8 +43,9 @@ class MessageHandler:
     """Passes calls on to the broker, and keeps the job's key-value store and the ports of ranks.
 
     `start_everyone(is_needed)` runs all ranks, because ranks find each other in their own ways, and
-    `start_node(process)` those on the node of one; `meet(process, group, peer)` runs a rank that another one talks to point to point. `share_imports(modules)` imports what the first
-    rank did for the ranks that follow, and `listen` takes an event for each step.
+    `start_node(process)` those on the node of one; `meet(process, group, peer)` runs a rank that another one talks to
+    point to point. `share_imports(modules)` imports what the first rank did for the ranks that follow, and
+    `listen` takes an event for each step.
     """
 
     def __init__(
