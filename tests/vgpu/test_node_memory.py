@@ -9,12 +9,22 @@ from sandtable.cluster import load as load_cluster
 from sandtable.vgpu import Job
 
 SCRIPT = """
-import os, time
+import os, sys, time
 from multiprocessing.shared_memory import SharedMemory
 import torch, torch.distributed as dist
 
 dist.init_process_group("nccl")
 local_rank, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+ready = f"{sys.argv[1]}/ready-{os.environ['GROUP_RANK']}"  # what Composer waits for
+if local_rank == 0:
+    open(ready, "w").close()
+give_up = time.monotonic() + 30
+while not os.path.exists(ready):
+    assert time.monotonic() < give_up, "the first rank's file never came"
+    time.sleep(0.1)
+dist.barrier()
+if local_rank == 0:
+    os.remove(ready)
 if local_rank == 0:
     board = SharedMemory("board", create=True, size=per_node)
 while local_rank:
@@ -42,6 +52,7 @@ def test_all_ranks_of_a_node_run_if_they_share_memory_by_name(tmp_path, num_node
     script.write_text(SCRIPT)
     job = Job(
         script=str(script),
+        script_args=(str(tmp_path),),
         world_size=8 * num_nodes,
         nproc_per_node=8,
         cluster=load_cluster("dgx-a100", nodes=num_nodes),
@@ -51,4 +62,5 @@ def test_all_ranks_of_a_node_run_if_they_share_memory_by_name(tmp_path, num_node
         trace = launcher.launch(job)
     assert trace.world_size == 8 * num_nodes
     assert 8 <= len(trace.captured_ranks) <= most_captured
+    assert os.listdir(tmp_path) == ["train.py"]
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("sandtable-")]

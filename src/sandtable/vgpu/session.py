@@ -245,8 +245,13 @@ class Session:
             )
 
     def _start_node(self, process: RankProcess) -> None:
-        """Run all ranks on the node of this one: they wait for each other in the node's memory."""
+        """Run all ranks on the node of this one: they wait for each other in the node's memory.
+
+        This one waits, too, so they may look for files that it has removed already.
+        """
         if self._job.ranks == "auto":
+            self._files.add_removed(process.removed_files)
+            self._files.restore()
             first = process.rank - process.rank % self._job.nproc_per_node
             for rank in range(first, first + self._job.nproc_per_node):
                 if rank not in self._known:
