@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "compatibility.h"
@@ -26,6 +27,7 @@ struct Code {
 };
 
 std::vector<std::string> library_prefixes;
+std::vector<std::string> script_prefixes; // of an installed package that is what the user runs
 std::vector<Line> lines{{"", 0, ""}};
 std::unordered_map<PyCodeObject*, Code> codes; // guarded by the GIL
 std::vector<uint32_t> line_of_sequence;
@@ -51,9 +53,10 @@ Code& lookup(PyCodeObject* code) {
   Code info;
   info.file = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
   info.function = attribute(reinterpret_cast<PyObject*>(code), "co_qualname");
-  info.is_library = info.file.empty() || info.file[0] == '<';
-  for (const auto& prefix : library_prefixes)
-    info.is_library |= info.file.compare(0, prefix.size(), prefix) == 0;
+  auto begins_with = [&](const std::string& prefix) { return info.file.compare(0, prefix.size(), prefix) == 0; };
+  info.is_library = info.file.empty() || info.file[0] == '<' ||
+      (std::any_of(library_prefixes.begin(), library_prefixes.end(), begins_with) &&
+       std::none_of(script_prefixes.begin(), script_prefixes.end(), begins_with));
   return codes.emplace(code, std::move(info)).first->second;
 }
 
@@ -175,8 +178,9 @@ std::string describe_line(uint32_t line) {
   return lines[line].file + ":" + std::to_string(lines[line].line) + " (" + lines[line].function + ")";
 }
 
-void set_library_prefixes(std::vector<std::string> prefixes) {
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except) {
   library_prefixes = std::move(prefixes);
+  script_prefixes = std::move(except);
 }
 
 } // namespace sandtable

@@ -183,6 +183,6 @@ bool begin_function();
 void end_function();
 const std::vector<Line>& known_lines();
 std::string describe_line(uint32_t line);
-void set_library_prefixes(std::vector<std::string> prefixes);
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except);
 
 } // namespace sandtable
