@@ -18,7 +18,7 @@ from tests.vgpu.virtual import on_gpu
 from sandtable.vgpu.preload import loaded_core
 
 CARD = torch.device("cuda:0")
-SHAPE = (3, 8192)
+SHAPE = (3, 98_304)
 """Above every limit up to which values are kept."""
 
 Operator = Callable[[torch.Tensor], torch.Tensor]

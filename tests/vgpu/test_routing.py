@@ -142,15 +142,32 @@ def test_packed_sequences_have_real_lengths():
     assert [part.shape[0] for part in packed.split(lengths.tolist())] == [100, 28, 128]
 
 
+class Router(torch.nn.Module):
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(scores.argmax(-1), minlength=EXPERTS)
+
+
 def choose_and_read() -> None:
-    counts = torch.bincount(scores().argmax(-1), minlength=EXPERTS)
+    counts = Router()(scores())
     counts.tolist()
     counts.cpu()
+
+
+def sample_and_count() -> None:
+    with torch.no_grad():
+        token = torch.multinomial(scores().softmax(-1), num_samples=1)
+    token.tolist()
+    predicted = scores().argmax(-1)
+    (predicted == torch.zeros_like(predicted)).sum().item()
 
 
 def test_the_run_notes_once_that_sizes_depend_on_the_routing():
     (note,) = rehearse(choose_and_read, routing="zipf:2").notes("routing")
     assert "zipf:2 routing was assumed" in note.text
+
+
+def test_tokens_that_are_sampled_and_predictions_that_are_counted_are_no_routing():
+    assert not rehearse(sample_and_count).notes("routing")
 
 
 # ---- between ranks ----

@@ -311,9 +311,13 @@ at::Tensor make_output(const Output& output, const OperatorInfo& info, const Sta
   return {};
 }
 
-// The positions that unknown scores choose.
+bool has_router = false;
+
+// The positions that unknown scores choose. Those that choose inside a module that trains are a router's; predictions
+// that are counted and tokens that are sampled choose likewise, but no sizes of the step depend on them.
 void write_routed(const at::Tensor& tensor, const FactQuery& query) {
   at::Tensor positions = route(query);
+  has_router = has_router || (c10::GradMode::is_enabled() && is_inside_module());
   if (positions.defined())
     set_value(tensor, positions, Certainty::kRouted);
 }
@@ -552,7 +556,7 @@ void record_operator(uint32_t signature, int device) {
 
 void note_routing() {
   static bool is_noted = false;
-  if (std::exchange(is_noted, true))
+  if (!has_router || std::exchange(is_noted, true))
     return;
   Recorder::get().note(
       "routing",

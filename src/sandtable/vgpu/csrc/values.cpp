@@ -97,13 +97,18 @@ Facts facts_of_value(const at::Tensor& host) {
     return Facts::presumed(dtype);
   if (host.numel() == 1)
     return Facts::exactly(host.item().toDouble(), dtype, 1);
+  if (c10::isIntegralType(dtype, true)) {
+    at::Tensor numbers = host.to(at::kLong);
+    auto [low, high] = numbers.aminmax();
+    Facts facts = Facts::within(low.item().toDouble(), high.item().toDouble(), dtype);
+    facts.total = numbers.sum().item().toDouble();
+    return facts;
+  }
   at::Tensor numbers = host.to(at::kDouble);
   Facts facts = Facts::within(numbers.min().item<double>(), numbers.max().item<double>(), dtype);
   facts.may_be_nan = numbers.isnan().any().item<bool>();
   if (facts.may_be_nan)
     facts.low = -INFINITY, facts.high = INFINITY;
-  else if (c10::isIntegralType(dtype, true))
-    facts.total = numbers.sum().item<double>();
   return facts;
 }
 
