@@ -29,6 +29,8 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     import torch
     from torch._C._dynamo import guards
     from torch._dynamo import callback, symbolic_convert, trace_rules, utils
+    from torch._dynamo import guards as dynamo_guards
+    from torch._functorch import config as functorch_config
     from torch._inductor import config
 
     allocation: Any = guards
@@ -44,6 +46,10 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_directory()
     config.compile_threads = 1  # nothing is left to compile
     config.max_autotune_gemm_backends = "ATEN"
+    # A graph is kept for later ranks once its backward pass is compiled, which that of a warm-up would never be.
+    functorch_config.force_non_lazy_backward_lowering = True
+    timing: Any = dynamo_guards
+    timing.profile_guard_manager = lambda *_: 0.0  # flushes the processor's caches for a line in a log
 
     @callback.on_compile_start
     def begin(_: Any) -> None:
