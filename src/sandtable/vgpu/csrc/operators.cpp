@@ -263,6 +263,8 @@ void settle_written(
     Block* block = block_of(tensor);
     if (block == nullptr)
       return;
+    if (info.argument_overwritten[argument])
+      forget_exclusions(tensor);
     Facts known = facts_of_argument(plan, facts, argument, tensor.scalar_type());
     if (!computed) {
       // (a view of something unknown gets no value of its own)
@@ -529,6 +531,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     if (planned.is_list)
       results.emplace_back(std::move(list));
   }
+  if (info.exclusion != ExclusionRule::kNone && results.size() == 1 && results[0].isTensor())
+    follow_exclusions(info, *stack, results[0].toTensor());
   if (!info.is_view)
     record_operator(plan.signature, inputs.device);
   if (watching_parameters)
