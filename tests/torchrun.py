@@ -5,6 +5,7 @@ the agent does not start interpreters, each of which would take seconds to impor
 `Torchrun` is a run that is under way, to be watched and disturbed.
 """
 
+import faulthandler
 import os
 import runpy
 import subprocess
@@ -19,6 +20,9 @@ from types import TracebackType
 from tests.forking import context
 
 __all__ = ["Torchrun", "torchrun", "torchrun_command"]
+
+_PATIENCE_SECONDS = 200.0
+"""Shorter than any test waits."""
 
 Done = subprocess.CompletedProcess[str]
 
@@ -57,7 +61,8 @@ class Torchrun:
         self.words = [str(script), *arguments]
         self._folder = tempfile.TemporaryDirectory()
         self._kept: dict[str, str] = {}
-        variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
+        # Ranks meet on the loopback interface, whatever this machine is called and whoever resolves its name.
+        variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
         self._agent = context().Process(
             target=_be_agent, args=(num_ranks, self.words, max_restarts, variables, self._folder.name)
         )
@@ -108,6 +113,7 @@ def _be_agent(num_ranks: int, words: list[str], max_restarts: int, variables: di
         rdzv_endpoint="localhost:0",
         max_restarts=max_restarts,
         start_method="fork",
+        local_addr="localhost",  # else the agent asks for the name of this machine
     )
     elastic_launch(config, _be_rank)(words)
 
@@ -116,6 +122,7 @@ def _be_rank(words: list[str]) -> None:
     """What the interpreter does with a script."""
     import torch
 
+    faulthandler.dump_traceback_later(_PATIENCE_SECONDS, file=sys.stderr)  # a rank that hangs says where
     torch.set_num_threads(1)
     sys.argv = words
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
@@ -130,6 +137,7 @@ def _be_rank(words: list[str]) -> None:
         traceback.print_exc()
         raise
     finally:
+        faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         sys.stderr.flush()
 

@@ -1,6 +1,9 @@
 """A launch command is read, not executed: its first words select the launcher."""
 
+import os
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
 from tests.launch.places import variables_of, world_of
@@ -118,3 +121,26 @@ def test_what_cannot_be_read_is_named_with_a_remedy(command: str, message: str) 
         parse_command(shlex.split(command), {"HF_HOME": "/nowhere"})
     assert message in str(caught.value)
     assert ";" in str(caught.value) or ":" in str(caught.value)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of the PATH with a command of a Python package, and one of another kind."""
+    for name, text in (("litgpt", f"#!{sys.executable}\nprint(1)\n"), ("other", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_command_of_a_python_package_is_its_script(installed: Path) -> None:
+    plan = parse_command(["litgpt", "pretrain", "--devices", "8"])
+    assert (plan.script, plan.script_args, plan.is_plain) == (
+        str(installed / "litgpt"),
+        ("pretrain", "--devices", "8"),
+        True,
+    )
+    assert is_launch_command("litgpt")
+    assert not is_launch_command("other")
+    with pytest.raises(LaunchError, match="a command that a Python package has installed"):
+        parse_command(["other", "train"])

@@ -46,6 +46,36 @@ def test_fabrics_numbers(options: str, world: tuple[int, int]) -> None:
     assert world_of(read(f"fabric run {options} train.py")) == world
 
 
+@pytest.mark.parametrize(
+    ("options", "world"),
+    [
+        ("", (1, 8)),
+        ("-n 4", (1, 4)),
+        ("--nproc 2 -v --stdout out-{rank}", (1, 2)),
+        ("-n8 --world_size 32 --node_rank 0 --master_addr head --master_port 7501", (4, 8)),
+    ],
+)
+def test_composers_numbers(options: str, world: tuple[int, int]) -> None:
+    assert world_of(read(f"composer {options} train.py config.yaml")) == world
+
+
+def test_composers_ranks_find_the_number_of_their_node() -> None:
+    plan = read("composer -n 2 --world_size 4 -m package.train a=1")
+    variables = variables_of(plan, 3)
+    assert (plan.script, plan.is_module, plan.script_args) == ("package.train", True, ("a=1",))
+    assert (variables["RANK"], variables["LOCAL_RANK"], variables["NODE_RANK"]) == ("3", "1", "1")
+    assert (variables["WORLD_SIZE"], variables["LOCAL_WORLD_SIZE"]) == ("4", "2")
+    with pytest.raises(LaunchError, match="name the script itself"):
+        read("composer -c -n 2 train")
+
+
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", "accelerate launch", "deepspeed", "python -m torch.distributed.run", "composer"]
+)
+def test_dashes_between_script_and_arguments_are_the_launchers(launcher: str) -> None:
+    assert read(f"{launcher} train.py -- --depth 12 -- x").script_args == ("--depth", "12", "--", "x")
+
+
 def test_fabrics_ranks_find_its_options_and_torchruns_variables() -> None:
     plan = read("fabric run --accelerator cuda --devices 2 --precision bf16-mixed train.py")
     variables = variables_of(plan, 1)

@@ -1,7 +1,9 @@
 """Captures that fail leave what their ranks recorded: a partial trace, and findings with script lines."""
 
+import os
 import time
 
+import numpy as np
 import pytest
 from tests.vgpu.test_launcher import _importable, job, shared_launcher, write
 from tests.vgpu.virtual import on_shared_launcher
@@ -11,6 +13,7 @@ from sandtable.errors import MismatchError, ScriptError
 from sandtable.findings import Evidence
 from sandtable.trace import RankProgress, Trace, progress_of, summarise_trace
 from sandtable.vgpu import CaptureResult, Job
+from sandtable.vgpu.failures import script_prefixes
 
 __all__ = ["_importable", "write"]
 
@@ -180,3 +183,16 @@ def test_running_out_of_memory_is_a_finding_with_the_lines_that_hold_it(on_gpus)
     assert held == Evidence(ranks=finding.ranks, text="holds 76.00 GiB", file=raised.file, line=13)
     assert raised.line == 13
     assert progress_of(result.trace)[0].num_steps == 1
+
+
+def test_lines_of_the_installed_package_that_is_run_are_the_users(tmp_path):
+    command = tmp_path / "train"
+    command.write_text("#!/usr/bin/python\nimport sys\nfrom numpy.testing import run\nsys.exit(run())\n")
+    script = tmp_path / "train.py"
+    script.write_text("import numpy\n")
+    package = os.path.join(os.path.dirname(np.__file__), "")
+    assert script_prefixes(str(command)) == [package]
+    assert script_prefixes("numpy.testing") == [package]
+    assert script_prefixes(f"{package}version.py") == [package]
+    assert script_prefixes(str(script)) == []
+    assert script_prefixes("torch.distributed.run") == []

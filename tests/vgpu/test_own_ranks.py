@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.vgpu.own_ranks import capture, line_of, write_script
+from tests.vgpu.virtual import on_shared_launcher
 
-from sandtable.errors import LaunchError, MismatchError
+from sandtable.cluster import load as load_cluster
+from sandtable.errors import LaunchError, MismatchError, ScriptError
+from sandtable.vgpu import Job
 from sandtable.vgpu.subprocesses import training_command
 
 ROOT = Path(__file__).parents[2]
@@ -322,12 +325,12 @@ def test_script_that_starts_itself_as_the_other_ranks(tmp_path):
             """
             import subprocess
             try:
-                subprocess.run("torchrun --nproc-per-node 2 train.py", shell=True)
+                subprocess.run(["python", __file__])
             except Exception:
                 pass
             """,
             "subprocess.run",
-            "starts 'torchrun --nproc-per-node 2 train.py'",
+            "starts 'python ",
         ),
         (
             """
@@ -390,8 +393,48 @@ def test_commands_that_train_are_known(tmp_path, command, expected):
     paths = {"TRAIN": str(tmp_path / "train.py"), "HARMLESS": str(tmp_path / "prepare.py")}
     words = [paths.get(word, word.strip("'")) for word in command.split()]
     named = None if expected is None else " ".join(paths.get(word, word) for word in expected.split())
-    assert training_command(words) == named
-    assert training_command(["/bin/sh", "-c", " ".join(words)]) == named
+    expected_words = None if named is None else named.split()
+    assert training_command(words) == expected_words
+    assert training_command(["/bin/sh", "-c", " ".join(words)]) == expected_words
+
+
+LAUNCHING = """
+import os, subprocess, sys
+
+if "RANK" in os.environ:
+    assert os.environ["FROM_PARENT"] == "yes"
+    train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    sys.exit()
+print("begins")
+os.environ["FROM_PARENT"] = "yes"
+"""
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        'subprocess.run(["torchrun", "--nnodes", "2", "--nproc-per-node", "4", __file__])',
+        'subprocess.run(f"torchrun --nnodes 2 --nproc-per-node 4 {__file__}", shell=True)',
+        'os.execvp("torchrun", ["torchrun", "--nnodes", "2", "--nproc-per-node", "4", __file__])',
+        'from torch.distributed import run; run.main(["--nnodes", "2", "--nproc-per-node", "4", __file__])',
+    ],
+    ids=["subprocess", "shell", "exec", "elastic"],
+)
+def test_command_that_the_script_starts_is_rehearsed(tmp_path, launch):
+    captured = capture(write_script(tmp_path, LAUNCHING + launch))
+    assert (captured.trace.world_size, captured.trace.ranks_per_node) == (8, 4)
+    assert captured.lines.count((0, "begins")) == 1
+    assert any("this command is rehearsed" in notice for notice in captured.notices)
+
+
+def test_rank_that_starts_a_launcher_is_rejected(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import subprocess\nsubprocess.run(['torchrun', '--nproc-per-node', '2', 'train.py'])\n")
+    with on_shared_launcher() as launcher:
+        job = Job(script=str(script), world_size=2, nproc_per_node=2, cluster=load_cluster("dgx-a100", nodes=1))
+        error = launcher.capture(job).error
+    assert isinstance(error, ScriptError)
+    assert error.findings[0].evidence[0].text.startswith("starts 'torchrun --nproc-per-node 2 train.py'")
 
 
 def test_interrupt_leaves_nothing_running(tmp_path):

@@ -199,15 +199,32 @@ def test_packed_sequences_have_real_lengths():
     assert [part.shape[0] for part in packed.split(lengths.tolist())] == [100, 28, 128]
 
 
+class Router(torch.nn.Module):
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(scores.argmax(-1), minlength=EXPERTS)
+
+
 def choose_and_read() -> None:
-    counts = torch.bincount(scores().argmax(-1), minlength=EXPERTS)
+    counts = Router()(scores())
     counts.tolist()
     counts.cpu()
+
+
+def sample_and_count() -> None:
+    with torch.no_grad():
+        token = torch.multinomial(scores().softmax(-1), num_samples=1)
+    token.tolist()
+    predicted = scores().argmax(-1)
+    (predicted == torch.zeros_like(predicted)).sum().item()
 
 
 def test_the_run_notes_once_that_sizes_depend_on_the_routing():
     (note,) = rehearse(choose_and_read, routing="zipf:2").notes("routing")
     assert "zipf:2 routing was assumed" in note.text
+
+
+def test_tokens_that_are_sampled_and_predictions_that_are_counted_are_no_routing():
+    assert not rehearse(sample_and_count).notes("routing")
 
 
 # ---- between ranks ----
@@ -328,3 +345,15 @@ def test_layers_route_by_their_own_weights_also_when_they_are_recomputed(tmp_pat
     sent = 16 * SEQ_LEN * 2 * HIDDEN * 4
     # forward, recomputed forward and backward: two exchanges each, of which one side is what was sent
     assert found == Counter({size: 6 * number for size, number in received.items()}) + Counter({sent: 6 * LAYERS})
+
+
+@on_gpu()
+def test_zeros_to_which_unknown_numbers_are_added_take_no_memory_of_the_host():
+    import resource
+
+    rows, width = 1 << 14, 7168  # 224 MiB
+    numbers = torch.randn(rows, width, device=CARD, dtype=torch.bfloat16)
+    places = torch.arange(rows, device=CARD).unsqueeze(1).expand(-1, width)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    torch.zeros(rows, width, device=CARD, dtype=torch.bfloat16).scatter_add(0, places, numbers)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

@@ -104,14 +104,14 @@ def test_a_buffer_is_cut_as_calls_gather_it(gathered, buckets):
 
 
 def test_buckets_begin_where_parameters_do_and_calls_that_add_up_by_chance_do_not_count():
-    """Two gathers of 24 in a group of two, and in one of four 8, 16, 24 forward and 24, 16, 8 backward."""
-    gathered = [24, 24, 8, 16, 24, 24, 16, 8]
+    """Three gathers of 16 in a group of two, and in one of four 8, 16, 24 forward and 24, 16, 8 backward."""
+    gathered = [16, 16, 16, 8, 16, 24, 4, 24, 16, 8]
     records = RankRecords.build(
         rank=0,
         records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
         calls={
             "op": [0] * len(gathered),
-            "group": [0, 0, 1, 1, 1, 1, 1, 1],
+            "group": [0, 0, 0, *[1] * 7],
             "bytes_in": [1] * len(gathered),
             "bytes_out": [4 * n for n in gathered],
         },

@@ -52,10 +52,17 @@ def test_small_values_are_computed_for_real():
 
 @on_gpu()
 def test_token_ids_are_known_up_to_their_limit():
-    tokens = torch.arange(8192, device=CARD)  # 64 KiB of integers
-    assert tokens[-1].item() == 8191
-    assert (tokens % 2 == 0).sum().item() == 4096
-    assert tokens.view(8, 1024)[:, 0].tolist() == list(range(0, 8192, 1024))
+    tokens = torch.arange(131072, device=CARD)  # 1 MiB of integers
+    assert tokens[-1].item() == 131071
+    assert (tokens % 2 == 0).sum().item() == 65536
+    assert tokens.view(16, 8192)[:, 0].tolist() == list(range(0, 131072, 8192))
+
+
+@on_gpu()
+def test_sequences_packed_into_a_batch_begin_where_positions_do():
+    positions = torch.arange(4096, device=CARD).repeat(3, 1)  # 96 KiB
+    starts = torch.where(positions.flatten() == 0)[0]
+    assert starts.tolist() == [0, 4096, 8192]
 
 
 @on_gpu()

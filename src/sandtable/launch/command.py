@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +19,7 @@ from typing import Protocol
 
 from sandtable.errors import LaunchError
 from sandtable.launch.accelerate import parse_accelerate
+from sandtable.launch.composer import parse_composer
 from sandtable.launch.deepspeed import parse_deepspeed
 from sandtable.launch.environment import FixedEnvironment, LayeredEnvironment
 from sandtable.launch.fabric import parse_fabric
@@ -40,7 +43,9 @@ def is_launch_command(word: str) -> bool:
     if PurePath(word).suffix in (".py", ".ipynb"):
         return False
     is_known = name in {*_READERS, *_OUTER_LAUNCHERS, *_PREFIXES, *_SCHEDULERS, *_PROJECT_MANAGERS, *_SHELLS}
-    return bool(is_known or _PYTHON.fullmatch(name) or _ASSIGNMENT.match(word) or name.endswith(".sh"))
+    if is_known or _PYTHON.fullmatch(name) or _ASSIGNMENT.match(word) or name.endswith(".sh"):
+        return True
+    return not os.path.exists(word) and _console_script(word) is not None
 
 
 def parse_command(words: Sequence[str], variables: Mapping[str, str] | None = None) -> LaunchPlan:
@@ -78,6 +83,9 @@ def parse_command(words: Sequence[str], variables: Mapping[str, str] | None = No
         return _parse_project_command(name, rest[1:], variables)
     if _PYTHON.fullmatch(name):
         return _parse_python(rest, variables)
+    program = _console_script(word)
+    if program is not None:
+        return _python_plan(program, rest)
     raise LaunchError(f"the command must be one that sandtable can read, but got '{' '.join(words[:2])}'; use {_FORMS}")
 
 
@@ -102,14 +110,32 @@ def _parse_python(words: Sequence[str], variables: Mapping[str, str]) -> LaunchP
         raise LaunchError(f"python must be given a script or -m and a module, but got '{' '.join(words)}'; name one")
     if is_module and entry in _MODULE_READERS:
         return _MODULE_READERS[entry](rest, variables)
+    return _python_plan(entry, rest, is_module=is_module)
+
+
+def _python_plan(script: str, script_args: Sequence[str], *, is_module: bool = False) -> LaunchPlan:
     return LaunchPlan(
         launcher="python",
-        script=entry,
-        script_args=tuple(rest),
+        script=script,
+        script_args=tuple(script_args),
         is_module=is_module,
         is_plain=True,
         ranks_per_node=1,
     )
+
+
+def _console_script(word: str) -> str | None:
+    """Return the file of a command that a package has installed, such as `litgpt`, if it is Python; else None.
+
+    It runs in this interpreter, so its own environment must be the one that sandtable is installed in.
+    """
+    path = shutil.which(word, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        lines = file.read(512).splitlines()
+    is_python = bool(lines) and lines[0].startswith(b"#!") and b"python" in b" ".join(lines[:2])
+    return path if is_python else None
 
 
 def _parse_project_command(manager: str, words: Sequence[str], variables: Mapping[str, str]) -> LaunchPlan:
@@ -130,6 +156,7 @@ _READERS: dict[str, _Reader] = {
     "accelerate-launch": parse_accelerate,
     "deepspeed": parse_deepspeed,
     "fabric": parse_fabric,
+    "composer": parse_composer,
 }
 """Launchers that start the ranks of a node, by the name of their command."""
 
@@ -141,6 +168,7 @@ _MODULE_READERS: dict[str, _Reader] = {
     "accelerate.commands.launch": parse_accelerate,
     "deepspeed": parse_deepspeed,
     "deepspeed.launcher.runner": parse_deepspeed,
+    "composer.cli.launcher": parse_composer,
 }
 """The same launchers as `python -m` runs them."""
 
@@ -163,6 +191,6 @@ _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 _FORMS = (
-    "torchrun, accelerate launch, deepspeed, fabric run, srun, mpirun, python, or python -m torch.distributed.run, "
-    "each with its options and a script"
+    "torchrun, accelerate launch, deepspeed, fabric run, composer, srun, mpirun, python, or a command that a Python "
+    "package has installed, each with its options"
 )

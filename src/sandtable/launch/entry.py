@@ -18,7 +18,7 @@ def require_script(script: str) -> None:
     if not os.path.exists(script):
         raise LaunchError(
             f"the script must be a file, but '{script}' does not exist; check the path, use -m for a module, or a "
-            "launcher that can be read: torchrun, accelerate launch, deepspeed, fabric run, srun, mpirun"
+            "launcher that can be read: torchrun, accelerate launch, deepspeed, fabric run, composer, srun, mpirun"
         )
     if os.path.isdir(script) and "__main__.py" not in os.listdir(script):
         raise LaunchError(

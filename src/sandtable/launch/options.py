@@ -46,12 +46,12 @@ class ParsedOptions:
                 raise LaunchError(f"{self.launcher} --{name} cannot be rehearsed: {reason}")
 
     def require_script(self) -> tuple[str, tuple[str, ...]]:
-        """Return what the launcher runs, and its arguments."""
+        """Return what the launcher runs, and its arguments; like argparse, drop a `--` between the two."""
         if not self.rest:
             raise LaunchError(
                 f"{self.launcher} must be given a script, but the command ends after its options; add one"
             )
-        return self.rest[0], self.rest[1:]
+        return self.rest[0], self.rest[2:] if self.rest[1:2] == ("--",) else self.rest[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

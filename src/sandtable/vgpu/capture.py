@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import runpy
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from sandtable.vgpu.compile import follow_compiler
 from sandtable.vgpu.cuda_api import device as cuda_device
 from sandtable.vgpu.cuda_api.graphs import follow_updates
 from sandtable.vgpu.extensions import follow_extensions
-from sandtable.vgpu.failures import library_prefixes
+from sandtable.vgpu.failures import library_prefixes, script_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.host_memory import HostMemoryReader
@@ -112,7 +113,7 @@ class Capture:
         """Make this process a rank: set up the node's cards, the groups' channel, and the hooks that count steps."""
         core = preload.loaded_core()
         _set_up_cards(core, settings)
-        core.set_library_prefixes(library_prefixes())
+        core.set_library_prefixes(library_prefixes(), script_prefixes(sys.argv[0]))
         _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes

@@ -29,11 +29,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import context, popen_spawn_posix, process, spawn, util
-from typing import Any
+from typing import Any, NoReturn
 
 from sandtable.vgpu.failures import is_library, script_place
 from sandtable.vgpu.fork_protocol import (
     MAX_MESSAGE_BYTES,
+    CommandStarted,
     RankEnded,
     RankForked,
     RankOffered,
@@ -79,7 +80,7 @@ class ChildProcesses:
 
     def __init__(self, task: RankTask, capture: RunningCapture, channel: RankChannel, turn: Turn) -> None:
         self.task = task
-        self.programs = Subprocesses(may_start_ranks=bool(task.offer_address))
+        self.programs = Subprocesses(may_start_ranks=bool(task.offer_address), hand_over=self._hand_over_command)
         self._capture = capture
         self._channel = channel
         self._turn = turn
@@ -232,7 +233,14 @@ class ChildProcesses:
 
     def _hand_over(self, world_size: int) -> None:
         """Report the ranks that the script has started by starting itself, and wait to be ended: all begin again."""
-        report = ScriptRelaunched(world_size=world_size, rank_variables=self.programs.rank_variables())
+        self._report(ScriptRelaunched(world_size=world_size, rank_variables=self.programs.rank_variables()))
+
+    def _hand_over_command(self, command: CommandStarted) -> None:
+        """Report a launch command, and wait to be ended: the job begins again with what it starts."""
+        if not self._is_rank:
+            self._report(command)
+
+    def _report(self, report: ScriptRelaunched | CommandStarted) -> NoReturn:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(self.task.offer_address)
             connection.send(encode(report))

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -30,6 +31,7 @@ __all__ = [
     "library_prefixes",
     "script_error",
     "script_place",
+    "script_prefixes",
 ]
 
 SCRIPT_ERROR = "script-error"
@@ -93,9 +95,32 @@ def library_prefixes() -> list[str]:
     return sorted({os.path.join(path, "") for path in paths})
 
 
+def script_prefixes(script: str) -> list[str]:
+    """Return the directories of the installed package that `script` belongs to or starts; its lines are the user's.
+
+    `script` is a file, such as that of the command `litgpt`, or the name of a module.
+    """
+    if os.path.isfile(script):
+        if script.endswith(".py"):
+            return [os.path.join(os.path.dirname(os.path.abspath(script)), "")] if _is_installed(script) else []
+        with open(script, encoding="utf-8", errors="replace") as file:
+            started = re.search(r"^from ([\w.]+) import", file.read(), re.MULTILINE)
+        module = started[1] if started else ""
+    else:
+        module = script
+    root = module.partition(".")[0]
+    try:
+        spec = find_spec(root) if root.isidentifier() and root != "torch" else None
+    except (ImportError, ValueError):
+        return []
+    return [os.path.join(path, "") for path in (spec.submodule_search_locations or () if spec is not None else ())]
+
+
 def is_library(file: str) -> bool:
     """Return whether code of this file is not the user's."""
-    return file.startswith("<") or os.path.abspath(file).startswith(_library_prefixes())
+    if file.startswith("<"):
+        return True
+    return _is_installed(file) and not os.path.abspath(file).startswith(_script_prefixes(sys.argv[0]))
 
 
 def script_place() -> tuple[str, int]:
@@ -108,9 +133,18 @@ def script_place() -> tuple[str, int]:
     return "", 0
 
 
+def _is_installed(file: str) -> bool:
+    return os.path.abspath(file).startswith(_library_prefixes())
+
+
 @functools.cache
 def _library_prefixes() -> tuple[str, ...]:
     return tuple(library_prefixes())
+
+
+@functools.cache
+def _script_prefixes(script: str) -> tuple[str, ...]:
+    return tuple(script_prefixes(script))
 
 
 def _last_words(error: BaseException) -> str:

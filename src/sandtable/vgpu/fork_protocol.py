@@ -15,6 +15,7 @@ __all__ = [
     "MODULES_FILE",
     "SCRIPT_FILE",
     "BeginLaunch",
+    "CommandStarted",
     "EndLaunch",
     "ImportsRefused",
     "ImportsShared",
@@ -121,6 +122,14 @@ class ScriptRelaunched:
 
     world_size: int
     rank_variables: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandStarted:
+    """The script starts a launch command, with these variables besides its own."""
+
+    words: tuple[str, ...]
+    variables: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

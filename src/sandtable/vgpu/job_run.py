@@ -1,6 +1,7 @@
 """The run of a job: one session, or more if ranks must run together, or if the script starts its ranks itself."""
 
 import os
+import shlex
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +10,11 @@ from pathlib import Path
 
 from sandtable.errors import FindingError, LaunchError, SandtableError
 from sandtable.events import Event, Listener, Noticed, RankPrinted
-from sandtable.launch import LayeredEnvironment, NodeEnvironment, OwnEnvironment
+from sandtable.launch import FixedEnvironment, LayeredEnvironment, NodeEnvironment, OwnEnvironment, parse_command
 from sandtable.trace import Note, RankRecords
 from sandtable.vgpu.fork_client import ForkClient
-from sandtable.vgpu.fork_protocol import ScriptRelaunched
+from sandtable.vgpu.fork_protocol import CommandStarted, ScriptRelaunched
+from sandtable.vgpu.node_memory import remove_node_memory
 from sandtable.vgpu.session import RankStarter, Session
 from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
 from sandtable.vgpu.sharded_ranks import ShardedRanks
@@ -68,9 +70,13 @@ def run_job(job: Job, client: ForkClient, listen: Listener, directory: Path) -> 
     try:
         return _run_own_ranks(job, spawned, printed, directory)
     except ScriptLaunched as launched:
-        job = _relaunched(job, launched.report)
+        report = launched.report
     finally:
         spawned.close()
+    if isinstance(report, CommandStarted):
+        listen(Noticed(text=f"the script starts '{shlex.join(report.words)}': this command is rehearsed"))
+        return run_job(_commanded(job, report), client, printed.once, directory)
+    job = _relaunched(job, report)
     listen(Noticed(text=f"the script starts itself {job.nproc_per_node} times per node: these are the ranks"))
     return _run_sessions(job, client, printed.once, _tasks(job, directory))
 
@@ -125,6 +131,24 @@ def _relaunched(job: Job, report: ScriptRelaunched) -> Job:
     )
 
 
+def _commanded(job: Job, report: CommandStarted) -> Job:
+    """Return the job of a launch command that the script starts."""
+    typed_in = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    plan = parse_command(report.words, {**typed_in, **report.variables})
+    world = plan.world(num_nodes=job.num_nodes, gpus_per_node=job.cluster.gpus_per_node)
+    layers = (job.launcher_environment, FixedEnvironment(report.variables), plan.environment)
+    return replace(
+        job,
+        script=plan.script,
+        script_args=plan.script_args,
+        is_module=plan.is_module,
+        world_size=world.num_nodes * world.ranks_per_node,
+        nproc_per_node=world.ranks_per_node,
+        cluster=job.cluster.with_nodes(world.num_nodes),
+        launcher_environment=LayeredEnvironment(layers),
+    )
+
+
 def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable[[int], RankTask]) -> FinishedSession:
     """Run a session; again if it may have failed because ranks did not run together.
 
@@ -157,6 +181,7 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             classes = session.wind_down(failure)
         finally:
             session.close()
+            remove_node_memory(task(0).records_path)
         records = {
             rank: _with_largest_memory(RankRecords.load(task(rank).records_path), members, session.sharded)
             for rank, members in classes.items()

@@ -17,6 +17,7 @@ from sandtable.vgpu.protocol import (
     GroupsMade,
     ImportsLogged,
     Message,
+    NodeMemoryNamed,
     PeerMet,
     PortFound,
     PortOwned,
@@ -41,9 +42,10 @@ __all__ = ["MessageHandler"]
 class MessageHandler:
     """Passes calls on to the broker, and keeps the job's key-value store and the ports of ranks.
 
-    `start_everyone(is_needed)` runs all ranks, because ranks find each other in their own ways; `meet(process,
-    group, peer)` runs a rank that another one talks to point to point. `share_imports(modules)` imports what the first
-    rank did for the ranks that follow, and `listen` takes an event for each step.
+    `start_everyone(is_needed)` runs all ranks, because ranks find each other in their own ways, and
+    `start_node(process)` those on the node of one; `meet(process, group, peer)` runs a rank that another one talks to
+    point to point. `share_imports(modules)` imports what the first rank did for the ranks that follow, and
+    `listen` takes an event for each step.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class MessageHandler:
         files: SharedFiles,
         *,
         start_everyone: Callable[[bool], None],
+        start_node: Callable[[RankProcess], None],
         meet: Callable[[RankProcess, int, int], None],
         share_imports: Callable[[Sequence[ImportedModule]], None],
         listen: Listener,
@@ -59,6 +62,7 @@ class MessageHandler:
         self._broker = broker
         self._files = files
         self._start_everyone = start_everyone
+        self._start_node = start_node
         self._meet = meet
         self._share_imports = share_imports
         self._listen = listen
@@ -78,6 +82,7 @@ class MessageHandler:
             PortWanted: self._on_port_wanted,
             ImportsLogged: self._on_imports,
             StepEnded: self._on_step,
+            NodeMemoryNamed: self._on_node_memory,
             FilesMade: self._on_files_made,
             FilesRemoved: self._on_files_removed,
             RankSaved: self._on_saved,
@@ -139,6 +144,10 @@ class MessageHandler:
 
     def _on_step(self, process: RankProcess, message: StepEnded) -> None:
         self._listen(RankStepped(rank=process.rank, num_steps=message.num_steps))
+
+    def _on_node_memory(self, process: RankProcess, message: NodeMemoryNamed) -> None:
+        if self._stop_reason is None:
+            self._start_node(process)
 
     def _on_files_made(self, process: RankProcess, message: FilesMade) -> None:
         self._files.add_made(process.rank, message.paths)

@@ -25,6 +25,7 @@ __all__ = [
     "GroupsMade",
     "ImportsLogged",
     "Message",
+    "NodeMemoryNamed",
     "PeerMet",
     "PortFound",
     "PortOwned",
@@ -180,6 +181,10 @@ RemovedFile = tuple[str, bytes | int | None]
 """The path, and what was in it: None of a directory, its size alone of a large file."""
 
 
+class NodeMemoryNamed(NamedTuple):
+    """The rank uses memory that others of its node find by name: they have to run, too."""
+
+
 class FilesMade(NamedTuple):
     """The rank has made files and directories of these paths after its first collective, and left them."""
 
@@ -272,6 +277,7 @@ Message = (
     | PortWanted
     | ImportsLogged
     | StepEnded
+    | NodeMemoryNamed
     | FilesMade
     | FilesRemoved
     | RankSaved

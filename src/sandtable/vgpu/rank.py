@@ -19,6 +19,7 @@ from sandtable.launch import is_notebook, read_notebook
 from sandtable.vgpu.child_processes import ChildProcesses
 from sandtable.vgpu.failures import SCRIPT_ERROR
 from sandtable.vgpu.imports import ImportLog
+from sandtable.vgpu.node_memory import follow_node_memory
 from sandtable.vgpu.protocol import ImportsLogged, RankFailed
 from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.rank_run import RunningCapture, conclude, flush_output, stop_on_signal, stop_reason
@@ -136,6 +137,7 @@ def _capture(task: RankTask, script: ScriptSettings, prepared: PreparedRank, tur
     processes = ChildProcesses(task, capture, channel, turn)
     processes.install()
     capture.attend(processes)
+    follow_node_memory(lambda: processes.task, channel)
     stop_on_signal(channel, first=processes.raise_rejection)
     _follow_imports(task, script, prepared)
     error: BaseException | None = None

@@ -131,6 +131,7 @@ class Session:
             self.broker,
             self._files,
             start_everyone=self._start_everyone,
+            start_node=self._start_node,
             meet=self._meet,
             share_imports=client.share_imports,
             listen=listen,
@@ -242,6 +243,19 @@ class Session:
                 f"all ranks must run where they find each other in the job's store, but only {len(self._known)} of "
                 f"{self._job.world_size} do (--ranks auto does so for up to {limit}); give --ranks all"
             )
+
+    def _start_node(self, process: RankProcess) -> None:
+        """Run all ranks on the node of this one: they wait for each other in the node's memory.
+
+        This one waits, too, so they may look for files that it has removed already.
+        """
+        if self._job.ranks == "auto":
+            self._files.add_removed(process.removed_files)
+            self._files.restore()
+            first = process.rank - process.rank % self._job.nproc_per_node
+            for rank in range(first, first + self._job.nproc_per_node):
+                if rank not in self._known:
+                    self._enqueue(rank, is_primary=not process.is_sample)
 
     def _enqueue(self, rank: int, *, is_primary: bool) -> None:
         if is_primary:

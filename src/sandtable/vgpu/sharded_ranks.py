@@ -176,16 +176,18 @@ class ShardedRanks:
 def study(components: Mapping[int, ShardedRanks]) -> list[tuple[int, ShardedRanks]]:
     """Return what to explain, each with the number of its component.
 
-    Of many components (the stages of a pipeline) only some are explained. The others adopt their types, unless they
-    disagree once these are left out.
+    Of many components (the stages of a pipeline) only some are explained. The others adopt their types, unless their
+    ranks are of more kinds than those explained (the first of a tensor-parallel group, which loads the data, and the
+    others) once these are left out.
     """
     keys = sorted(components)
     chosen = {keys[int(place)] for place in np.linspace(0, len(keys) - 1, min(_NUM_EXPLAINED, len(keys)))}
     is_settled = not any(components[key].next_ranks for key in chosen)
     types = tuple(sorted({kind for key in chosen for kind in components[key].types}))
+    max_kinds = max((components[key].num_kinds for key in chosen), default=1) if is_settled else 0
     studied = dict(components)
     for key in set(keys) - chosen:
         adopting = replace(components[key], adopted_types=types)
-        if not (is_settled and adopting.num_kinds > 1):
+        if not is_settled or adopting.num_kinds <= max_kinds:
             studied[key] = adopting
     return [(key, studied[key]) for key in keys]

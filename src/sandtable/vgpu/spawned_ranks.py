@@ -25,6 +25,7 @@ from sandtable.findings import Evidence, Finding, Severity
 from sandtable.vgpu.fork_client import ForkClient
 from sandtable.vgpu.fork_protocol import (
     MAX_MESSAGE_BYTES,
+    CommandStarted,
     RankExited,
     RankForked,
     RankOffered,
@@ -61,9 +62,9 @@ class RanksLaunched(Exception):
 
 
 class ScriptLaunched(Exception):
-    """The script has started itself again as the other ranks of its node."""
+    """The script has started itself again as the other ranks of its node, or a launch command."""
 
-    def __init__(self, report: ScriptRelaunched) -> None:
+    def __init__(self, report: ScriptRelaunched | CommandStarted) -> None:
         super().__init__(report)
         self.report = report
 
@@ -273,7 +274,7 @@ class SpawnedRanks:
         connection, _ = self._listener.accept()
         packet = connection.recv(MAX_MESSAGE_BYTES)
         message = decode(packet) if packet else None
-        if isinstance(message, ScriptRelaunched):
+        if isinstance(message, ScriptRelaunched | CommandStarted):
             connection.close()
             raise ScriptLaunched(message)
         if not isinstance(message, RankOffered) or message.launch < self._launch:

@@ -1,11 +1,13 @@
 """Programs that a script starts with `subprocess`, `os.exec` or a shell.
 
-Most are harmless: git, compilers, probes of the machine. Two kinds are not:
+Most are harmless: git, compilers, probes of the machine. Three kinds are not:
 
 - The script starts itself again, once per further GPU of the node, and tells each process its rank in the environment,
   as Lightning and Fabric do. The processes started so far only wait; when this one joins the world, the launcher
   learns how many there are, and begins again with all of them as ranks.
-- The script starts another program that trains. Nobody would record it, so it is rejected.
+- The script starts a launcher, as the commands of many frameworks do (`tune run`, `axolotl train`). The launcher of the
+  job learns the command, and begins again with what it would start.
+- A rank starts another program that trains. Nobody would record it, so it is rejected.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sandtable.vgpu.failures import is_library, script_place
+from sandtable.vgpu.fork_protocol import CommandStarted
 from sandtable.vgpu.stop import ProcessRejected
 
 __all__ = ["PROGRAM_EVENTS", "Subprocesses", "training_command"]
@@ -29,12 +32,13 @@ PROGRAM_EVENTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system")
 """The audit events of programs that start."""
 
 _WAIT_FOREVER = ("sleep", "infinity")
-_LAUNCHERS = ("torchrun", "deepspeed")
+_LAUNCHERS = ("torchrun", "deepspeed", "composer")
 _LAUNCHER_MODULES = (
     "torch.distributed.run",
     "torch.distributed.launch",
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
+    "composer.cli.launcher",
 )
 _PYTHON = re.compile(r"python[\d.]*$")
 _FRAMEWORK = re.compile(
@@ -46,8 +50,9 @@ _TRAINING = re.compile(r"\bcuda\b|torch\.distributed|Accelerator\(|Trainer\(|Fab
 class Subprocesses:
     """Programs that this process starts. `has_started_ranks` if some are the script again, as ranks."""
 
-    def __init__(self, *, may_start_ranks: bool) -> None:
+    def __init__(self, *, may_start_ranks: bool, hand_over: Callable[[CommandStarted], None]) -> None:
         self._may_start_ranks = may_start_ranks
+        self._hand_over = hand_over
         self._own_environment = dict(os.environ)
         self._rank_environments: list[dict[str, str]] = []
 
@@ -76,16 +81,28 @@ class Subprocesses:
         subprocess.Popen.__init__ = popen  # type: ignore[method-assign, assignment]
 
     def check(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Raise ProcessRejected if the program that starts, by one of PROGRAM_EVENTS, is one that trains."""
-        training = training_command(_command_of(event, arguments))
-        if training is not None:
-            file, line = script_place()
-            raise ProcessRejected(
-                f"starts '{training}', which would train outside the virtual GPUs",
-                file=file,
-                line=line,
-                remedy=f"rehearse that command by itself: sandtable run -- {training}",
-            )
+        """Hand over a launch command that starts; raise ProcessRejected for another program that trains."""
+        words = training_command(_command_of(event, arguments))
+        if words is None:
+            return
+        environment = arguments[-1] if event != "os.system" else None
+        self.start_launcher(words, environment if isinstance(environment, Mapping) else os.environ)
+        training, (file, line) = shlex.join(words), script_place()
+        raise ProcessRejected(
+            f"starts '{training}', which would train outside the virtual GPUs",
+            file=file,
+            line=line,
+            remedy=f"rehearse that command by itself: sandtable run -- {training}",
+        )
+
+    def start_launcher(self, words: Sequence[str], environment: Mapping[Any, Any]) -> None:
+        """Hand over the command if it is one that can be read, and this process may start ranks; else return."""
+        is_launcher = not _script_of(words) or _script_of(words).removeprefix("-m ") in _LAUNCHER_MODULES
+        if not self._may_start_ranks or not is_launcher:
+            return
+        named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
+        changed = {name: value for name, value in named.items() if self._own_environment.get(name) != value}
+        self._hand_over(CommandStarted(words=tuple(words), variables=changed))
 
     def _is_rank(self, args: Any, environment: Mapping[str, str]) -> bool:
         """Return whether the command is this script again, with a rank of its own."""
@@ -96,7 +113,7 @@ class Subprocesses:
         return names_rank and environment.get("WORLD_SIZE", "1") != "1" and _script_of(command) == _own_script()
 
 
-def training_command(command: Sequence[str]) -> str | None:
+def training_command(command: Sequence[str]) -> list[str] | None:
     """Return the part of the command that trains: a launcher, or Python with a script that uses GPUs; else None."""
     words = list(command)
     if len(words) == 3 and words[1] == "-c" and os.path.basename(words[0]) in ("sh", "bash"):
@@ -105,7 +122,7 @@ def training_command(command: Sequence[str]) -> str | None:
         program, rest = os.path.basename(word), words[place + 1 :]
         is_launcher = program in _LAUNCHERS or (program == "accelerate" and rest[:1] == ["launch"])
         if is_launcher or (_PYTHON.match(program) and _trains(_script_of(words[place:]))):
-            return shlex.join([program, *rest])
+            return [program, *rest]
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
@@ -24,6 +25,7 @@ def follow_processes(processes: ChildProcesses, groups: GroupAnnouncer) -> None:
     groups.before_world = processes.join_world
     torch._C._cuda_init = _after(processes.before_cuda, torch._C._cuda_init)
     _announce_launches(processes)
+    _announce_elastic_launches(processes)
 
 
 def _announce_launches(processes: ChildProcesses) -> None:
@@ -49,6 +51,23 @@ def _announce_launches(processes: ChildProcesses) -> None:
 
     for place in (module, torch.multiprocessing):
         place.start_processes = start_processes  # type: ignore[attr-defined]
+
+
+def _announce_elastic_launches(processes: ChildProcesses) -> None:
+    """Report the command that a script gives to torchrun's own functions, as `tune run` does."""
+    from torch.distributed.launcher import api
+
+    original = api.launch_agent
+
+    @functools.wraps(original)
+    def launch_agent(config: Any, entrypoint: Any, args: Any, *rest: Any, **options: Any) -> Any:
+        if isinstance(entrypoint, str):
+            words = [str(word) for word in args if word != "-u"]
+            numbers = [f"--nnodes={config.max_nodes}", f"--nproc-per-node={config.nproc_per_node}"]
+            processes.programs.start_launcher(["torchrun", *numbers, *words], os.environ)
+        return original(config, entrypoint, args, *rest, **options)
+
+    api.launch_agent = launch_agent
 
 
 def _after(first: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:

@@ -39,6 +39,7 @@ def adaptations(core: ModuleType) -> dict[str, Callable[[ModuleType], None]]:
         "torch._inductor.compile_fx": lambda module: _adapt_entry(module, core),
         "torch._inductor.kernel.flex.flex_attention": lower_flex_attention,
         "torch._inductor.select_algorithm": _measure_nothing,
+        "torch._inductor.runtime.coordinate_descent_tuner": _tune_nothing,
         "torch._inductor.output_code": lambda module: _mark_launches(module, core),
     }
 
@@ -67,6 +68,15 @@ def _name_releases(module: Any) -> None:
 def _measure_nothing(module: Any) -> None:
     """Have the first of several kernels for one operator win (`max-autotune`): none can be measured."""
     module.AlgorithmSelectorCache.benchmark_choice = classmethod(lambda cls, choice, arguments: 1.0)
+
+
+def _tune_nothing(module: Any) -> None:
+    """Have the first of several sizes of a kernel win (`coordinate_descent_tuning`)."""
+
+    def autotune_single_field(fn: Callable[[int], float], init_val: int, *_: Any) -> int:
+        return init_val
+
+    module.CoordescTuner.autotune_single_field = staticmethod(autotune_single_field)
 
 
 def _leave_out_triton(module: Any) -> None:

@@ -94,15 +94,20 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
   return inputs;
 }
 
-// zeros().scatter(routed positions): what is too large to have a value, but the same everywhere, has one after all.
+// zeros().scatter(routed positions): what is too large to have a value, but the same everywhere, has one after all. Not
+// so zeros().scatter_add(positions, unknown numbers): its result is unknown, and zeros may take hundreds of MiB.
 void materialize_constants(const OperatorInfo& info, const Stack& stack, Inputs& inputs) {
   bool all_known = true;
   size_t first = stack.size() - info.num_arguments;
-  for (size_t i = 0; i < info.num_arguments; ++i)
-    if (!info.argument_overwritten[i])
-      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
-        all_known = all_known && (!tensor.is_cuda() || has_value(tensor) || materialize_constant(tensor));
-      });
+  auto require = [&](bool (*is_met)(const at::Tensor&)) {
+    for (size_t i = 0; i < info.num_arguments; ++i)
+      if (!info.argument_overwritten[i])
+        for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
+          all_known = all_known && (!tensor.is_cuda() || has_value(tensor) || is_met(tensor));
+        });
+  };
+  require(is_constant);
+  require(materialize_constant);
   inputs.all_known = all_known;
 }
 
@@ -308,9 +313,13 @@ at::Tensor make_output(const Output& output, const OperatorInfo& info, const Sta
   return {};
 }
 
-// The positions that unknown scores choose.
+bool has_router = false;
+
+// The positions that unknown scores choose. Those that choose inside a module that trains are a router's; predictions
+// that are counted and tokens that are sampled choose likewise, but no sizes of the step depend on them.
 void write_routed(const at::Tensor& tensor, const FactQuery& query) {
   at::Tensor positions = route(query);
+  has_router = has_router || (c10::GradMode::is_enabled() && is_inside_module());
   if (positions.defined())
     set_value(tensor, positions, Certainty::kRouted);
 }
@@ -551,7 +560,7 @@ void record_operator(uint32_t signature, int device) {
 
 void note_routing() {
   static bool is_noted = false;
-  if (std::exchange(is_noted, true))
+  if (!has_router || std::exchange(is_noted, true))
     return;
   Recorder::get().note(
       "routing",

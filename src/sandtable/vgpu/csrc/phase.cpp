@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "compatibility.h"
@@ -26,6 +27,7 @@ struct Code {
 };
 
 std::vector<std::string> library_prefixes;
+std::vector<std::string> script_prefixes; // of an installed package that is what the user runs
 std::vector<Line> lines{{"", 0, ""}};
 std::unordered_map<PyCodeObject*, Code> codes; // guarded by the GIL
 std::vector<uint32_t> line_of_sequence;
@@ -51,9 +53,10 @@ Code& lookup(PyCodeObject* code) {
   Code info;
   info.file = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
   info.function = attribute(reinterpret_cast<PyObject*>(code), "co_qualname");
-  info.is_library = info.file.empty() || info.file[0] == '<';
-  for (const auto& prefix : library_prefixes)
-    info.is_library |= info.file.compare(0, prefix.size(), prefix) == 0;
+  auto begins_with = [&](const std::string& prefix) { return info.file.compare(0, prefix.size(), prefix) == 0; };
+  info.is_library = info.file.empty() || info.file[0] == '<' ||
+      (std::any_of(library_prefixes.begin(), library_prefixes.end(), begins_with) &&
+       std::none_of(script_prefixes.begin(), script_prefixes.end(), begins_with));
   return codes.emplace(code, std::move(info)).first->second;
 }
 
@@ -73,27 +76,34 @@ uint32_t line_of(PyFrameObject* frame, Code& code) {
   return id;
 }
 
+// Calls `visit` with each frame of Python, the innermost first, until it returns true; returns whether one did.
 // Errors that are pending when this is called stay as they are: nothing here raises.
-uint32_t python_line() {
+template <typename Visit>
+bool find_frame(Visit visit) {
   if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr)
-    return 0;
+    return false;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  uint32_t line = 0;
+  bool is_found = false;
   while (frame != nullptr) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    Code& info = lookup(code);
+    is_found = visit(frame, lookup(code));
     Py_DECREF(code);
-    if (!info.is_library) {
-      line = line_of(frame, info);
-      Py_DECREF(frame);
-      break;
-    }
-    PyFrameObject* back = PyFrame_GetBack(frame);
+    PyFrameObject* back = is_found ? nullptr : PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = back;
   }
   PyGILState_Release(gil);
+  return is_found;
+}
+
+uint32_t python_line() {
+  uint32_t line = 0;
+  find_frame([&](PyFrameObject* frame, Code& code) {
+    if (!code.is_library)
+      line = line_of(frame, code);
+    return !code.is_library;
+  });
   return line;
 }
 
@@ -144,6 +154,10 @@ Place current_place() {
   return place;
 }
 
+bool is_inside_module() {
+  return find_frame([](PyFrameObject*, Code& code) { return code.function == "Module._call_impl"; });
+}
+
 bool begin_function() {
   bool again = torch::autograd::get_current_graph_task_id() != -1 && c10::GradMode::is_enabled();
   recomputing_functions += again;
@@ -164,8 +178,9 @@ std::string describe_line(uint32_t line) {
   return lines[line].file + ":" + std::to_string(lines[line].line) + " (" + lines[line].function + ")";
 }
 
-void set_library_prefixes(std::vector<std::string> prefixes) {
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except) {
   library_prefixes = std::move(prefixes);
+  script_prefixes = std::move(except);
 }
 
 } // namespace sandtable

@@ -64,6 +64,7 @@ struct Place {
   uint32_t line;
 };
 Place current_place();
+bool is_inside_module(); // whether the forward of a torch.nn.Module is under way
 
 // A job: what one thread hands to another, whose result it takes later. There is one host on the tape, so a job's rows
 // stand where it was handed over, from when on its thread could issue them; and where its thread waited for the device,
@@ -182,6 +183,6 @@ bool begin_function();
 void end_function();
 const std::vector<Line>& known_lines();
 std::string describe_line(uint32_t line);
-void set_library_prefixes(std::vector<std::string> prefixes);
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except);
 
 } // namespace sandtable

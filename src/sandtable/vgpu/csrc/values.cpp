@@ -88,7 +88,7 @@ bool make_shadow(const at::Tensor& tensor, Certainty certainty) {
   return true;
 }
 
-constexpr int64_t kSmallEnoughToSearch = 1024;
+constexpr int64_t kSmallEnoughToSearch = kIntegerShadowBytes / sizeof(int64_t);
 
 // The bounds of a value.
 Facts facts_of_value(const at::Tensor& host) {
@@ -97,13 +97,18 @@ Facts facts_of_value(const at::Tensor& host) {
     return Facts::presumed(dtype);
   if (host.numel() == 1)
     return Facts::exactly(host.item().toDouble(), dtype, 1);
+  if (c10::isIntegralType(dtype, true)) {
+    at::Tensor numbers = host.to(at::kLong);
+    auto [low, high] = numbers.aminmax();
+    Facts facts = Facts::within(low.item().toDouble(), high.item().toDouble(), dtype);
+    facts.total = numbers.sum().item().toDouble();
+    return facts;
+  }
   at::Tensor numbers = host.to(at::kDouble);
   Facts facts = Facts::within(numbers.min().item<double>(), numbers.max().item<double>(), dtype);
   facts.may_be_nan = numbers.isnan().any().item<bool>();
   if (facts.may_be_nan)
     facts.low = -INFINITY, facts.high = INFINITY;
-  else if (c10::isIntegralType(dtype, true))
-    facts.total = numbers.sum().item<double>();
   return facts;
 }
 
@@ -165,14 +170,19 @@ void write_facts(const at::Tensor& tensor, const Facts& facts) {
     block->facts = std::make_unique<Facts>(written);
 }
 
-bool materialize_constant(const at::Tensor& tensor) {
+bool is_constant(const at::Tensor& tensor) {
   Block* block = block_of(tensor);
   if (block == nullptr || block->facts == nullptr)
     return false;
   const Facts& facts = *block->facts;
-  bool is_constant = facts.low == facts.high && !facts.may_be_nan && facts.dtype == tensor.scalar_type();
-  if (!is_constant || !make_shadow(tensor, Certainty::kRouted))
+  return facts.low == facts.high && !facts.may_be_nan && facts.dtype == tensor.scalar_type();
+}
+
+bool materialize_constant(const at::Tensor& tensor) {
+  if (!is_constant(tensor) || !make_shadow(tensor, Certainty::kRouted))
     return false;
+  Block* block = block_of(tensor);
+  const Facts& facts = *block->facts;
   if (facts.low != 0) {
     int64_t numel = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
     at::from_blob(block->shadow.bytes.get(), {numel}, at::TensorOptions(tensor.dtype())).fill_(facts.low);

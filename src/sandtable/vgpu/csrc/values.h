@@ -14,7 +14,7 @@
 namespace sandtable {
 
 constexpr size_t kFloatShadowBytes = 4096;
-constexpr size_t kIntegerShadowBytes = 65536; // token ids, sizes, seeds: control flow is made of integers
+constexpr size_t kIntegerShadowBytes = size_t{1} << 20; // token ids, positions, sizes: control flow is made of integers
 constexpr size_t kByteShadowBytes = size_t{16} << 20; // pickled objects travel as bytes
 constexpr size_t kRoutedShadowBytes = size_t{256} << 20; // of what depends on the routing
 constexpr int64_t kStandInElements = 16;
@@ -38,8 +38,9 @@ void write_facts(const at::Tensor& tensor, const Facts& facts);
 // The tensor was written with elements of which only this is known; a few of them get a stand-in that it allows.
 void write_unknown(const at::Tensor& tensor, const Facts& facts, bool prefers_true = false);
 void write_unknown(const at::Tensor& tensor);
-// Gives a storage whose elements are all the same, by its facts, the value that it was too large to have; false if it
-// cannot have one.
+// Whether all elements of a storage are the same, by its facts.
+bool is_constant(const at::Tensor& tensor);
+// Gives a constant the value that it was too large to have; false if it cannot have one.
 bool materialize_constant(const at::Tensor& tensor);
 // Fills a tensor on the host with elements that the facts allow.
 void fill_typical(const at::Tensor& host, const Facts& facts, bool prefers_true = false);

@@ -7,6 +7,7 @@ from, without a network. A repository that has none is an error with its name.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,10 @@ _INTERFACES = {
     "flash-attn2": ("flash_attn.flash_attn_interface",),
     "flash-attn": ("flash_attn.flash_attn_interface",),
 }
-"""By the name of a repository, the modules that have its functions, the best first."""
+"""By the name of a repository, the modules that have its functions, the best first.
+
+Who builds a repository chooses its name: `flash-attention-3` is `flash-attn3`.
+"""
 
 
 def package(watcher: Watcher) -> Package:
@@ -61,7 +65,8 @@ def _get_kernel(repository: str, *_: Any, **__: Any) -> Any:
 
 
 def _name(repository: str) -> str:
-    return repository.rpartition("/")[2]
+    name = repository.rpartition("/")[2].lower().replace("_", "-").replace("attention", "attn")
+    return re.sub(r"-(\d)$", r"\1", name)
 
 
 def _public(module: ModuleType) -> dict[str, Any]:

@@ -58,9 +58,9 @@ class CrossEntropyLoss(torch.nn.Module):
         )
         if self.reduction == "mean":
             num_labels = (target != self.ignore_index).sum()
-            loss, penalty = (rows.sum() / num_labels for rows in losses)
+            loss, penalty = [rows.sum() / num_labels for rows in losses]
         elif self.reduction == "sum":
-            loss, penalty = (rows.sum() for rows in losses)
+            loss, penalty = [rows.sum() for rows in losses]
         else:
             loss, penalty = losses
         return (loss, penalty) if self.return_z_loss else loss

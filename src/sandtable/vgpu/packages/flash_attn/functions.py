@@ -148,7 +148,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, settings: _Settings, *tensors: Tensor) -> Any:
-        q, k, v = (_padded(tensor.detach()) for tensor in _separate(tensors))
+        q, k, v = [_padded(tensor.detach()) for tensor in _separate(tensors)]
         size = tensors[0].shape[-1]
         scale = size**-0.5 if settings.softmax_scale is None else settings.softmax_scale
         out, lse, probabilities, rng_state = _attend(settings, scale, q, k, v)

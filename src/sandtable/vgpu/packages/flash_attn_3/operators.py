@@ -41,7 +41,7 @@ def _flash_attn_forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: 
     for name, other in (("qv", "q_v"), ("out_", "out"), ("rotary_interleaved", "is_rotary_interleaved")):
         if name in options:
             options[other] = options.pop(name)
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    q, k = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k)]  # Dynamo 2.15 cannot trace a generator
     result: tuple[Tensor, ...] = torch.ops.flash_attn_3.fwd(q, k, v, *args, **options)
     return result
 
@@ -66,7 +66,7 @@ def _flash_attn_backward(
     **options: Any,
 ) -> Tensor:
     """Write the gradients; return the rows' sums of gradient times output."""
-    dout, q, k, v, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (dout, q, k, v, out))
+    dout, q, k, v, out = [x if x.stride(-1) == 1 else x.contiguous() for x in (dout, q, k, v, out)]
     workspaces = _workspaces(q, k, v, cu_seqlens_q, cu_seqlens_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k)
     grads = (dq, dk, dv)

@@ -26,7 +26,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, name: str, inplace_backward: bool, group: Any, logits: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        losses, sums, penalties = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
+        losses, sums, penalties = [logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3)]
         outputs = [losses, sums, penalties]
         record_kernel(name, inputs=[logits, labels], outputs=outputs, work=Work(family="normalisation"))
         if group is not None and torch.distributed.get_world_size(group) > 1:
