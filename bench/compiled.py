@@ -5,16 +5,22 @@
     python bench/compiled.py --only llama3    # rows whose name contains a text
 
 Rehearses each step of `compiled_cases/pairs.toml` eagerly and compiled, and divides the two times. Rows with `fitted`
-were used to choose what a compiled graph costs the host; all others are predictions. The last line is a JSON object:
+were used to choose what a compiled graph costs the host; all others are predictions.
+
+Operators differ between releases of a model library, and with them the ratio. Where the measured release is known, the
+file names it; install it beside the others: `pip install --target DIR transformers==5.14.1 diffusers`, `pip install
+--target DIR --no-deps ibm-fms==0.0.6`, then `PYTHONPATH=DIR python bench/compiled.py`. The last line is a JSON object:
 
 rows               for each row: `published` and `predicted`, the eager over the compiled time; `error_pct` of that
                    ratio; `times_ms`: predicted eager, predicted compiled, published eager, published compiled;
-                   `fitted`; `seconds` that the two rehearsals took
+                   `fitted`; `seconds` that the two rehearsals took; `other_release`: which one was rehearsed, where
+                   that is not the measured one
 mean_error_pct     the mean of the absolute errors of rows that were not fitted
 within_10_pct      how many of those rows are within 10 %, of how many
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -35,12 +41,16 @@ LIMIT_PCT = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One step, measured twice; a variant is the last argument of the script, if any, and its milliseconds."""
+    """One step, measured twice; a variant is the last argument of the script, if any, and its milliseconds.
+
+    `release` is that of the required package which was measured, where it is known.
+    """
 
     id: str
     cluster: str
     script: str
     requires: str = ""
+    release: str = ""
     gpus: int = 1
     args: tuple[str, ...]
     eager: tuple[str, float]
@@ -63,7 +73,7 @@ def main() -> None:
             if pair.requires and importlib.util.find_spec(pair.requires) is None:
                 print(f"{pair.id} is left out: {pair.requires} is not installed", file=sys.stderr)
                 continue
-            rows[pair.id] = compare(pair, times, launcher)
+            rows[pair.id] = compare(pair, times, launcher) | other_release(pair)
             print(f"{pair.id}: {rows[pair.id]}", file=sys.stderr)
     blind = [abs(row["error_pct"]) for row in rows.values() if not row["fitted"]]
     figures = {
@@ -79,9 +89,17 @@ def read_pairs() -> Iterator[Pair]:
     with open(Path(__file__).parent / "compiled_cases" / "pairs.toml", "rb") as file:
         tables = tomllib.load(file)["tables"]
     for table in tables:
-        shared = {name: table[name] for name in ("cluster", "script", "requires") if name in table}
+        shared = {name: table[name] for name in ("cluster", "script", "requires", "release") if name in table}
         for row in table["rows"]:
             yield Pair(**{**shared, **row})
+
+
+def other_release(pair: Pair) -> dict[str, str]:
+    """Return the installed release of what a pair requires, if another one was measured."""
+    if not pair.release:
+        return {}
+    installed = importlib.metadata.version(pair.requires)
+    return {} if installed == pair.release else {"other_release": f"{pair.requires} {installed}"}
 
 
 def compare(pair: Pair, times: dict[tuple[str, ...], float], launcher: Launcher) -> dict[str, Any]:

@@ -66,7 +66,6 @@ GROUPS = {
 
 
 WHOLE_GROUPS = {
-    "fp8 products with their casts, odd rows too": ("products H100 fp8", "products H200 fp8"),
     "grouped products of experts, the tuner's misses too": ("experts H",),
 }
 """The same for groups from which rows were left out, with all rows."""
@@ -156,8 +155,8 @@ def summary(scored: list[Scored]) -> dict[str, float]:
 
 
 def group_of(set_name: str) -> str | None:
-    """Return the group of a set; odd rows, and those on which the published tuner missed, belong to none."""
-    if set_name.endswith(("tuner missed", "odd rows")):
+    """Return the group of a set; rows on which the published tuner missed belong to none."""
+    if set_name.endswith("tuner missed"):
         return None
     return next((name for name, starts in GROUPS.items() if set_name.startswith(starts)), None)
 
@@ -203,7 +202,16 @@ def spreads() -> Iterator[tuple[str, dict[str, float]]]:
     for dtype in ("bfloat16", "fp8", "fp8_block"):
         pairs = [(float(r["h100_us"]), float(r["h200_us"])) for r in read("experts") if r["dtype"] == dtype]
         yield f"experts {dtype} H100 / H200", _spread(first / second for first, second in pairs)
+    yield "experts H100 / H200, the tuner's misses", _spread(_missed_ratios())
     yield from _attention_spreads()
+
+
+def _missed_ratios() -> Iterator[float]:
+    times: dict[str, dict[str, float]] = defaultdict(dict)
+    for case in expert_cases():
+        if case.set_name.endswith("tuner missed"):
+            times[case.shape][case.table] = case.published_us
+    return (by_gpu["h100"] / by_gpu["h200"] for by_gpu in times.values())
 
 
 def _attention_spreads() -> Iterator[tuple[str, dict[str, float]]]:

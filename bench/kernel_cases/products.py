@@ -12,7 +12,7 @@ __all__ = ["cast_cases", "layout_cases", "product_cases", "sustained_cases"]
 _FP8 = "float8_e4m3fn"
 _FP8_ROWS = 16
 _ODD = ", odd rows"
-"""Training in float8 needs multiples of 16: the rows of a product are the inner dimension of its gradient."""
+"""A set of their own: training in float8 has multiples of 16, since the rows are the inner dimension of a gradient."""
 
 _COLUMNS = {
     "a100_sxm_bf16": ("A100 bf16", "a100-sxm4-80gb", True),

@@ -5,6 +5,7 @@ from tests.trace.building import ADD, MM, spec
 
 from sandtable.errors import TraceError
 from sandtable.trace import Signature, SignatureTable, TensorSpec
+from sandtable.trace.work import Work
 
 TEXT = (
     '{"op":"aten::mm","in":[["bfloat16",[8,4],[4,1],"cuda"],null],'
@@ -52,3 +53,21 @@ def test_expanded_dimensions_take_no_bytes():
 def test_an_unknown_dtype_is_named():
     with pytest.raises(TraceError, match="'float3'"):
         _ = spec(2, dtype="float3").size_bytes
+
+
+def test_operations_that_depend_on_values_do_not_tell_signatures_apart():
+    def hashed(*, flops: int, depends: bool) -> int:
+        work = Work(family="attention", flops=flops, depends_on_values=depends)
+        return int(SignatureTable([Signature("flex_attention::forward", work=work)]).hashes[0])
+
+    assert hashed(flops=1, depends=True) == hashed(flops=2, depends=True)
+    assert hashed(flops=1, depends=False) != hashed(flops=2, depends=False)
+
+
+def test_which_operators_were_fused_does_not_tell_kernels_of_the_same_work_apart():
+    def hashed(name: str, read: int = 8) -> int:
+        return int(SignatureTable([Signature(name, work=Work(bytes_read=read))]).hashes[0])
+
+    assert hashed("inductor::triton_poi_fused_add_ge_where_0") == hashed("inductor::triton_poi_fused_add_ge")
+    assert hashed("inductor::triton_poi_fused_add") != hashed("inductor::triton_red_fused_add")
+    assert hashed("inductor::triton_poi_fused_add") != hashed("inductor::triton_poi_fused_add", read=16)

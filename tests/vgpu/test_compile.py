@@ -107,6 +107,19 @@ def test_helpers_of_the_compiler_are_harmless():
 
 
 @on_gpu()
+def test_compiled_convolutions_have_the_memory_format_of_cudnn():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)).cuda()
+    plain = torch.rand(2, 4, 16, 16, device="cuda", requires_grad=True)
+    for x, weights in ((plain, "channels_last"), (plain.to(memory_format=torch.channels_last), "contiguous_format")):
+        model = model.to(memory_format=getattr(torch, weights))  # type: ignore[call-overload]
+        eager = model(x)
+        compiled = torch.compile(model, fullgraph=True)(x)
+        assert compiled.stride() == eager.stride()
+        assert compiled.is_contiguous(memory_format=torch.channels_last)
+        compiled.sum().backward()
+
+
+@on_gpu()
 def test_a_compiled_optimizer_step_runs():
     model = nn.Linear(4, 4).cuda()
     optimizer = torch.optim.AdamW(model.parameters())

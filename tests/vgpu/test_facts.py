@@ -150,8 +150,8 @@ def sources() -> dict[str, torch.Tensor]:
         "shares": torch.empty(SHAPE, device=CARD).uniform_(-0.5, 2),
         "zeros": torch.zeros(SHAPE, device=CARD),
         "ones": torch.ones(SHAPE, device=CARD, dtype=torch.long),
-        "digits": torch.randint(0, 10, SHAPE, device=CARD),
-        "small": torch.randint(-4, 5, SHAPE, device=CARD, dtype=torch.int32),
+        "digits": numbers.long().clamp(0, 9),
+        "small": numbers.int().clamp(-4, 4),
         "flags": numbers > 0,
         "none": numbers.isnan(),
     }
@@ -256,7 +256,7 @@ def test_ranks_agree_on_facts():
     dist.all_reduce(loss)
     assert (loss / 4).item() == 1
     # one knows, the others do not
-    mixed = torch.tensor([7], device=CARD) if rank == 0 else torch.randint(2, 5, (1 << 16,), device=CARD).max().view(1)
+    mixed = torch.tensor([7], device=CARD) if rank == 0 else torch.randint(2, 5, (1 << 18,), device=CARD).max().view(1)
     dist.all_reduce(mixed, op=dist.ReduceOp.MAX)
     assert mixed.item() == 7
     gathered = torch.empty(4, dtype=torch.uint8, device=CARD)
@@ -266,14 +266,14 @@ def test_ranks_agree_on_facts():
     dist.broadcast(sent, 0)
     assert all(3 <= value < 5 for value in sent.tolist())
     # too large to be kept, small enough to be described
-    counts = torch.randint(1, 3, (1 << 14,), device=CARD)
+    counts = torch.randint(1, 3, (1 << 18,), device=CARD)
     low, high, _, _ = loaded_core().facts(counts)
     assert (low, high) == (1, 2)
     dist.all_reduce(counts)
     low, high, _, _ = loaded_core().facts(counts)
     assert (low, high) == (4, 8)
-    out = torch.empty(1 << 12, dtype=torch.long, device=CARD)
-    dist.reduce_scatter_tensor(out, torch.randint(1, 3, (1 << 14,), device=CARD))
+    out = torch.empty(1 << 16, dtype=torch.long, device=CARD)
+    dist.reduce_scatter_tensor(out, torch.randint(1, 3, (1 << 18,), device=CARD))
     low, high, _, _ = loaded_core().facts(out)
     assert (low, high) == (4, 8)
 

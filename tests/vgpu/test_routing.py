@@ -129,6 +129,63 @@ def test_everything_computed_from_a_choice_is_consistent():
     assert [len(part) for part in tokens.repeat(TOP_K, 1).split(counts.long().tolist())] == [total // EXPERTS] * EXPERTS
 
 
+def _choose_in_groups(tokens: int, experts: int, groups: int, kept: int, top_k: int) -> torch.Tensor:
+    """Choose as DeepSeek's routers do: among the experts of the best groups."""
+    sigmoids = scores(tokens, experts).sigmoid()
+    of_groups = sigmoids.view(tokens, groups, -1).topk(min(2, experts // groups), dim=-1)[0].sum(-1)
+    best = of_groups.topk(kept, dim=-1)[1]
+    mask = torch.zeros_like(of_groups).scatter_(1, best, 1)
+    mask = mask.unsqueeze(-1).expand(tokens, groups, experts // groups).reshape(tokens, experts)
+    chosen = sigmoids.masked_fill(~mask.bool(), float("-inf")).topk(top_k, dim=-1)[1]
+    assert mask.gather(1, chosen).min().item() == 1  # in the groups that were kept
+    assert torch.where(mask.bool(), sigmoids, float("-inf")).topk(top_k)[1].tolist() == chosen.tolist()
+    return chosen
+
+
+@on_gpu()
+def test_groups_of_experts_restrict_the_choice():
+    for tokens, experts, groups, kept, top_k in ((4096, 64, 8, 4, 6), (1000, 256, 8, 4, 8), (7, 12, 3, 1, 4)):
+        chosen = _choose_in_groups(tokens, experts, groups, kept, top_k)
+        assert all(len(set(row)) == top_k for row in chosen.tolist())
+        counts = torch.bincount(chosen.flatten(), minlength=experts).tolist()
+        assert sum(counts) == tokens * top_k
+        if tokens > experts:
+            assert max(counts) - min(counts) <= 0.1 * tokens * top_k / experts + 2
+
+
+@on_gpu(routing="zipf:1.2")
+def test_groups_of_experts_keep_the_popular_ones_popular():
+    counts = torch.bincount(_choose_in_groups(4096, 64, 8, 4, 6).flatten(), minlength=64).tolist()
+    assert sum(counts) == 4096 * 6
+    assert counts[0] == max(counts)
+    assert counts[0] > 4 * counts[40]
+
+
+@on_gpu()
+def test_a_second_expert_is_another_one():
+    """Take the best score, rule it out, and take the best again."""
+    logits = scores()
+    first = logits.argmax(dim=1)
+    rest = logits.masked_fill(F.one_hot(first, EXPERTS).bool(), float("-inf"))
+    second = rest.argmax(dim=1)
+    assert not (first == second).any().item()
+    assert torch.bincount(second, minlength=EXPERTS).tolist() == [TOKENS // EXPERTS] * EXPERTS
+    third = rest.masked_fill(F.one_hot(second, EXPERTS).bool(), float("-inf")).softmax(dim=1).argmax(dim=1)
+    assert not ((third == first) | (third == second)).any().item()
+    rest.copy_(logits)  # nothing is ruled out any more
+    assert rest.argmax(dim=1).tolist() == first.tolist()
+
+
+@on_gpu()
+def test_the_gate_of_deepspeed_takes_two_experts():
+    pytest.importorskip("deepspeed")
+    from deepspeed.moe.sharded_moe import top2gating
+
+    _, weights, mask, counts = top2gating(scores(), 2.0, 4)
+    assert weights.shape == mask.shape == (TOKENS, EXPERTS, 2 * 2 * TOKENS // EXPERTS)
+    assert counts.tolist() == [2 * TOKENS // EXPERTS] * EXPERTS
+
+
 @on_gpu()
 def test_packed_sequences_have_real_lengths():
     lengths = torch.tensor([100, 28, 128], device=CARD)
@@ -288,3 +345,15 @@ def test_layers_route_by_their_own_weights_also_when_they_are_recomputed(tmp_pat
     sent = 16 * SEQ_LEN * 2 * HIDDEN * 4
     # forward, recomputed forward and backward: two exchanges each, of which one side is what was sent
     assert found == Counter({size: 6 * number for size, number in received.items()}) + Counter({sent: 6 * LAYERS})
+
+
+@on_gpu()
+def test_zeros_to_which_unknown_numbers_are_added_take_no_memory_of_the_host():
+    import resource
+
+    rows, width = 1 << 14, 7168  # 224 MiB
+    numbers = torch.randn(rows, width, device=CARD, dtype=torch.bfloat16)
+    places = torch.arange(rows, device=CARD).unsqueeze(1).expand(-1, width)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    torch.zeros(rows, width, device=CARD, dtype=torch.bfloat16).scatter_add(0, places, numbers)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

@@ -11,7 +11,7 @@ from sandtable.vgpu.sharded_ranks import ShardedRanks, ShardReader
 
 def capture(script: ShardedScript) -> tuple[CapturePlan, dict[int, str]]:
     """Play the launcher: capture what the plan asks for until it is final."""
-    registry = registry_of(script.world_size, mesh_groups(dp=script.world_size))
+    registry = registry_of(script.world_size, mesh_groups(dp=script.num_shards, tp=script.tp))
     reader = ShardReader(script.records)
     digests = {0: script.records(0).digest()}
     while True:
@@ -50,6 +50,16 @@ def test_a_rank_that_logs_is_a_class_of_its_own():
     assert sorted(map(len, found.classes.values())) == [1, 511]
     assert found.classes[0] == (0,)
     assert not found.unsure
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_vectors_that_only_the_first_of_each_group_counts_follow_from_the_pieces(logs):
+    script = ShardedScript(1024, layer_sizes(24), tp=8, extra=lambda rank, pieces: int(logs and rank == 0))
+    found, digests = capture(script)
+    assert sorted(map(len, found.classes.values())) == ([1, 1023] if logs else [1024])
+    assert max(found.classes) % 8 == 0, "a rank that counts most represents the others"
+    assert not found.unsure
+    assert len(digests) <= 12
 
 
 def test_work_that_does_not_follow_from_the_pieces_leaves_the_classes_unsure():

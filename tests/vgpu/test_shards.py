@@ -103,6 +103,28 @@ def test_a_buffer_is_cut_as_calls_gather_it(gathered, buckets):
     assert [cut.buckets for cut in cut_buffers(records)] == buckets
 
 
+def test_buckets_begin_where_parameters_do_and_calls_that_add_up_by_chance_do_not_count():
+    """Three gathers of 16 in a group of two, and in one of four 8, 16, 24 forward and 24, 16, 8 backward."""
+    gathered = [16, 16, 16, 8, 16, 24, 4, 24, 16, 8]
+    records = RankRecords.build(
+        rank=0,
+        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
+        calls={
+            "op": [0] * len(gathered),
+            "group": [0, 0, 0, *[1] * 7],
+            "bytes_in": [1] * len(gathered),
+            "bytes_out": [4 * n for n in gathered],
+        },
+        call_ops=("all_gather",),
+        dtypes=("float32",),
+        groups=(Group("tp", (0, 1)), Group("dp", (0, 2, 4, 6))),
+        flat_buffers=(laid_out([10, 14, 16, 5], num_elements=48),),
+    )
+    (cut,) = cut_buffers(records)
+    assert cut.group == 1
+    assert cut.buckets == ((0, 24), (24, 16), (40, 8))
+
+
 def test_a_buffer_that_nobody_gathers_is_not_cut():
     records = RankRecords.build(rank=0, records={}, flat_buffers=(laid_out([1, 2], num_elements=4),))
     assert cut_buffers(records) == []

@@ -38,6 +38,13 @@ def test_a_copy_from_a_peer_is_a_message_from_it_while_another_reads_from_here()
     assert calls["recv"].batch == calls["send"].batch != 0
 
 
+def test_ranks_that_read_from_each_other_in_turn_are_one_class():
+    trace = rehearse(_read_from_the_next, ranks=8, captured="auto").trace
+    assert len(trace.classes) == 1
+    assert len(trace.captured_ranks) < 8
+    assert trace.rank(5).peer(0) == 6
+
+
 def _multiply(*, fused: bool) -> None:
     import sandtable
 

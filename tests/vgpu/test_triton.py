@@ -64,8 +64,63 @@ def test_autotuning_takes_the_first_configuration_that_pruning_leaves_and_heuris
     (product,) = _launches(rehearsal.trace)
     assert product.work is not None
     assert product.work.grid == (1,)
+    assert product.work.flops == 2 * 64**2  # of a column with a row, both of 64 elements
+
+
+def _multiply() -> None:
+    import triton
+    from tests.vgpu import triton_kernels as kernels
+
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b, c = (torch.zeros(*size, device="cuda", dtype=dtype) for size in ((1000, 500), (500, 2000), (1000, 2000)))
+        grid = (triton.cdiv(1000, 128) * triton.cdiv(2000, 64),)
+        kernels.multiply[grid](a, b, c, 1000, 2000, 500, BLOCK_M=128, BLOCK_N=64, BLOCK_K=32)
+
+
+def test_products_of_a_matrix_multiplication_are_those_of_its_tiles():
+    rehearsal = rehearse(_multiply)
+    in_bf16, in_float32 = (launch.work for launch in _launches(rehearsal.trace))
+    assert in_bf16 is not None
+    assert in_float32 is not None
+    assert in_bf16.flops == in_float32.flops == 2 * 1024 * 2048 * 512  # each side in whole tiles
+    assert (in_bf16.family, in_bf16.dtype, in_bf16.basis, in_float32.dtype) == ("gemm", "bfloat16", "nominal", "tf32")
+    assert not rehearsal.notes("undescribed product")
+
+
+def _attend() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    q, k, v, out = (torch.zeros(3, 4096, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    for causal in (False, True):
+        kernels.attend[(4096 // 64, 3)](q, k, v, out, 4096, DIM=128, BLOCK=64, CAUSAL=causal)
+
+
+def test_products_of_flash_attention_follow_its_loops():
+    """A block of queries meets all blocks of keys, or, with a causal mask, those up to its own: (n + 1) / 2 of n."""
+    full, causal = (launch.work for launch in _launches(rehearse(_attend).trace))
+    assert full is not None
+    assert causal is not None
+    flops = 4 * 3 * 4096 * 4096 * 128
+    assert full.flops == flops
+    assert causal.flops == flops * (64 + 1) // (2 * 64)
+    assert full.dtype == "bfloat16"
+
+
+def _multiply_some() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    a, count = torch.zeros(64, 64, device="cuda"), torch.ones(1, dtype=torch.int32, device="cuda")
+    kernels.multiply_some[(1,)](a, count, torch.zeros(64, 64, device="cuda"), BLOCK=64)
+
+
+def test_products_that_depend_on_values_are_noted():
+    rehearsal = rehearse(_multiply_some)
+    (launch,) = _launches(rehearsal.trace)
+    assert launch.work == Work(grid=(1,))
     (note,) = rehearsal.notes("undescribed product")
-    assert "tests.vgpu.triton_kernels.product computes matrix products" in note.text
+    assert (
+        "the Triton kernel tests.vgpu.triton_kernels.multiply_some computes matrix products whose number" in note.text
+    )
 
 
 def _describe() -> None:

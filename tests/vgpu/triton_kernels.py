@@ -56,6 +56,83 @@ def product(a_ptr, b_ptr, c_ptr, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(c_ptr + offsets, block)
 
 
+@triton.jit
+def swizzled(place, rows, columns, group: tl.constexpr):
+    """Return the row and column of a program's tile; groups of rows are visited column by column."""
+    first = place // (group * columns) * group
+    height = tl.minimum(rows - first, group)
+    within = place % (group * columns)
+    return first + within % height, within // height
+
+
+@triton.jit
+def multiply(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    pid = tl.program_id(axis=0).to(tl.int64)
+    row, column = swizzled(pid, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), 8)
+    rows = (row * BLOCK_M + tl.arange(0, BLOCK_M)) % M
+    columns = (column * BLOCK_N + tl.arange(0, BLOCK_N)) % N
+    inner = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + (rows[:, None] * K + inner[None, :])
+    b_ptrs = b_ptr + (inner[:, None] * N + columns[None, :])
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(0, tl.cdiv(K, BLOCK_K)):
+        mask = inner[None, :] < K - step * BLOCK_K
+        a = tl.load(a_ptrs, mask=mask, other=0.0)
+        b = tl.load(b_ptrs)
+        total = tl.dot(a, b, total)
+        a_ptrs += BLOCK_K
+        b_ptrs += BLOCK_K * N
+    tl.store(c_ptr + rows[:, None] * N + columns[None, :], total.to(c_ptr.dtype.element_ty))
+
+
+@triton.jit
+def attend_to(total, sums, largest, q, k_block, v_block, begin, end, BLOCK: tl.constexpr):
+    for _ in tl.range(begin, end, BLOCK):
+        k = tl.load(k_block)
+        scores = tl.dot(q, tl.trans(k))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.math.exp2(scores - new_largest[:, None])
+        shrink = tl.math.exp2(largest - new_largest)
+        sums = sums * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None]
+        total = tl.dot(weights.to(tl.bfloat16), tl.load(v_block), total)
+        largest = new_largest
+        k_block = tl.advance(k_block, (BLOCK, 0))
+        v_block = tl.advance(v_block, (BLOCK, 0))
+    return total, sums, largest
+
+
+@triton.jit
+def attend(q_ptr, k_ptr, v_ptr, out_ptr, SEQUENCE, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
+    """Flash attention: a program per block of queries and head; with a causal mask it ends at its own block."""
+    start, head = tl.program_id(0), tl.program_id(1)
+    offset = head * SEQUENCE * DIM
+    q_block = tl.make_block_ptr(q_ptr + offset, (SEQUENCE, DIM), (DIM, 1), (start * BLOCK, 0), (BLOCK, DIM), (1, 0))
+    k_block = tl.make_block_ptr(k_ptr + offset, (SEQUENCE, DIM), (DIM, 1), (0, 0), (BLOCK, DIM), (1, 0))
+    v_block = tl.make_block_ptr(
+        v_ptr + offset, (SEQUENCE, DIM), (DIM, 1), (0, 0), block_shape=(BLOCK, DIM), order=(1, 0)
+    )
+    out_block = tl.make_block_ptr(out_ptr + offset, (SEQUENCE, DIM), (DIM, 1), (start * BLOCK, 0), (BLOCK, DIM), (1, 0))
+    largest = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+    sums = tl.zeros([BLOCK], dtype=tl.float32) + 1.0
+    total = tl.zeros([BLOCK, DIM], dtype=tl.float32)
+    q = tl.load(q_block)
+    end = (start + 1) * BLOCK if CAUSAL else SEQUENCE
+    total, sums, _ = attend_to(total, sums, largest, q, k_block, v_block, 0, end, BLOCK)
+    total /= sums[:, None]
+    tl.store(out_block, total.to(out_ptr.type.element_ty))
+
+
+@triton.jit
+def multiply_some(a_ptr, count_ptr, out_ptr, BLOCK: tl.constexpr):
+    """Multiply as often as a number in memory says."""
+    a = tl.load(a_ptr + tl.arange(0, BLOCK)[:, None])
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for _ in range(tl.load(count_ptr)):
+        total = tl.dot(a, tl.trans(a), total)
+    tl.store(out_ptr + tl.arange(0, BLOCK), total)
+
+
 @torch.library.triton_op("sandtable_tests::add", mutates_args={})
 def add_op(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)

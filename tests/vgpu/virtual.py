@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 from unittest import mock
 
 import pytest
@@ -58,9 +58,10 @@ def rehearse(
     max_operators: int = 1_000_000,
     marker: str = "",
     routing: str = "balanced",
+    captured: Literal["all", "auto"] = "all",
     arguments: dict[str, Any] | None = None,
 ) -> Rehearsal:
-    """Calls a function of a test module on every rank of a small world."""
+    """Calls a function of a test module on every rank of a small world, or on a few that stand for the others."""
     name = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
     kept = _Kept()
     job = Job(
@@ -72,7 +73,7 @@ def rehearse(
         num_steps=steps,
         max_operators=max_operators,
         step_marker=marker,
-        ranks="all",
+        ranks=captured,
         routing=Routing.parse(routing),
     )
     with on_shared_launcher() as launcher:

@@ -8,6 +8,7 @@ parsed on demand. A kernel that is not torch's own also has `"work": {...}`, see
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,8 +162,25 @@ class SignatureTable(Sequence[Signature]):
 
     @cached_property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """One 64-bit hash of its content per signature: equal in two tables where the signatures are equal."""
-        return hash_texts(self.texts)
+        """One 64-bit hash of its content per signature: equal in two tables where the signatures do the same work."""
+        return hash_texts(map(_work_text, self.texts))
+
+
+_ON_VALUES = '"depends_on_values":true'
+_FLOPS = re.compile(r'"flops":\d+,?')
+_FUSED = '{"op":"inductor::'
+_FUSED_NAMES = re.compile(r'(?<=^{"op":"inductor::)(triton_[a-z]+)_fused_[^"]*')
+
+
+def _work_text(text: str) -> str:
+    """Return what of a signature tells ranks apart.
+
+    Not the operations that depend on values: ranks with other data do the same. Nor which operators a compiler fused
+    into a kernel, which is in its name: on the first rank of a tensor-parallel group a comparison with 0 may drop out.
+    """
+    if text.startswith(_FUSED):
+        text = _FUSED_NAMES.sub(r"\1", text)
+    return _FLOPS.sub("", text) if _ON_VALUES in text else text
 
 
 def hash_texts(texts: Iterable[str]) -> npt.NDArray[np.uint64]:

@@ -28,7 +28,8 @@ class Work:
     are those of the recorded tensors: inputs are read and outputs written once. `rows` and `row_ns` describe a kernel
     that keeps one program per multiprocessor, each of which takes its share of the rows one after the other. `grid` are
     the blocks that the kernel is launched with, where they are known. Work at a `place` other than the card keeps the
-    host busy, and the card waits for what it issues next.
+    host busy, and the card waits for what it issues next. `flops` that depend on values differ between ranks that do
+    the same with other data, and do not tell them apart.
     """
 
     family: WorkFamily = "elementwise"
@@ -43,6 +44,7 @@ class Work:
     place: Place = "device"
     grid: tuple[int, ...] = ()
     basis: Literal["fitted", "nominal"] = "nominal"
+    depends_on_values: bool = False
 
     def __post_init__(self) -> None:
         for name in ("flops", "bytes_read", "bytes_written", "num_kernels", "rows", "row_ns"):

@@ -40,6 +40,7 @@ _UNITS = {
         "facts",
         "values",
         "fact_rules",
+        "exclusions",
         "shapes",
         "routing",
         "operators",

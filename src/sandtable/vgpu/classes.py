@@ -129,7 +129,7 @@ def plan(
         return CapturePlan(primaries=tuple(int(component.ranks[0]) for component in uncaptured[:room]))
     if uncaptured:
         components = [component for component in components if component.captured] + [_rest(uncaptured, digests)]
-    sharded = _study(components, digests, registry, shards, limits.max_kinds) if shards else []
+    sharded = _study(components, digests, registry, shards) if shards else []
     samples = sorted({rank for _, ranks in sharded for rank in ranks.next_ranks})
     if samples:
         return CapturePlan(samples=tuple(samples))
@@ -158,22 +158,18 @@ def plan(
 
 
 def _study(
-    components: Sequence["_Component"],
-    digests: Mapping[int, str],
-    registry: GroupRegistry,
-    shards: ShardReader,
-    max_kinds: int,
+    components: Sequence["_Component"], digests: Mapping[int, str], registry: GroupRegistry, shards: ShardReader
 ) -> list[tuple[int, ShardedRanks]]:
     """Return the ranks that differ in where flat buffers are cut, with the number of their component."""
+    families = sorted(registry.families(), key=lambda family: family.size)
+    firsts = [family.positions(registry.world_size) == 0 for family in families]
     sharded: dict[int, ShardedRanks] = {}
     for number, component in enumerate(components):
         work = {rank: shards.work(rank, digests[rank]) for rank in component.captured}
-        ranks = ShardedRanks.of(component.ranks, work, registry)
+        ranks = ShardedRanks.of(component.ranks, work, registry, firsts)
         if ranks is not None:
             sharded[number] = ranks
-    families = sorted(registry.families(), key=lambda family: family.size)
-    firsts = {side.tobytes(): side for side in (family.positions(registry.world_size) == 0 for family in families)}
-    return study(sharded, list(firsts.values()), max_kinds=max_kinds)
+    return study(sharded)
 
 
 def _uncaptured_costliest(

@@ -17,6 +17,7 @@ from sandtable.errors import ScriptError
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.native import cache_directory
 from sandtable.vgpu.compatibility import torch_directory
+from sandtable.vgpu.missing_modules import missing_module_remedy
 from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.stop import ProcessRejected
 
@@ -73,6 +74,7 @@ def failure(error: BaseException) -> RankFailed:
         text=f"raised {_last_words(error)}",
         file=file,
         line=line,
+        remedy=missing_module_remedy(error),
     )
 
 

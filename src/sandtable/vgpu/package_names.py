@@ -4,11 +4,14 @@ __all__ = ["REPLACED_PACKAGES"]
 
 REPLACED_PACKAGES = (
     "apex",
+    "bitsandbytes",
     "causal_conv1d",
+    "deep_ep",
     "flash_attn",
     "flash_attn_3",
     "grouped_gemm",
     "kernels",
+    "liger_kernel",
     "mamba_ssm",
     "pynvml",
     "transformer_engine",

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-__all__ = ["install"]
+__all__ = ["convolution_format", "install"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -56,23 +57,23 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
 # ---- convolutions: cuDNN answers in channels-last where the input or the weight is ----
 
 
-def _channels_last(x: Tensor, weight: Tensor) -> torch.memory_format:
+def convolution_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Return the memory format of a convolution's results."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(x.dim())
-    if wanted is None or not any(t.is_contiguous(memory_format=wanted) and not t.is_contiguous() for t in (x, weight)):
-        return torch.contiguous_format
-    return wanted
+    wanted = formats.get(x.dim(), torch.contiguous_format)
+    is_wanted = any(suggest_memory_format(tensor) == wanted for tensor in (x, weight))
+    return wanted if is_wanted else torch.contiguous_format
 
 
 @_shape_of("convolution")
 def _convolution(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     out: Tensor = torch.ops.aten.convolution.default(x, weight, *rest)
-    return out.contiguous(memory_format=_channels_last(x, weight))
+    return out.contiguous(memory_format=convolution_format(x, weight))
 
 
 @_shape_of("convolution_backward")
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Sequence[Tensor | None]:
-    layout = _channels_last(x, weight)
+    layout = convolution_format(x, weight)
     grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward.default(grad, x, weight, *rest)
     return (
         None if grad_x is None else grad_x.contiguous(memory_format=layout),

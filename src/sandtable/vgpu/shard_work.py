@@ -21,7 +21,7 @@ from sandtable.trace.records import RankRecords
 from sandtable.trace.signature import Signature, hash_texts
 from sandtable.vgpu.shards import PieceTable
 
-__all__ = ["LAUNCH_BYTES", "MARGIN", "RankWork", "ShardExplanation", "explain"]
+__all__ = ["LAUNCH_BYTES", "MARGIN", "RankWork", "ShardExplanation", "TypeTotals", "explain"]
 
 Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
@@ -163,6 +163,8 @@ def _hypotheses(pieces: PieceTable) -> Iterator[Sequence[str]]:
     for reduction in pieces.reductions:
         yield f"pieces{reduction}", f"slices{reduction}"
         yield f"pieces{reduction}", f"elements{reduction}", f"whole{reduction}"
+    for norm in pieces.norms:
+        yield f"pieces{norm}", f"elements{norm}"
     for flag in pieces.flags:
         yield "pieces", "elements", f"pieces of {flag}", f"elements of {flag}"
     yield ("pieces", "elements", "whole", "none", "one")

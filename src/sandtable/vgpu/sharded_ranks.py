@@ -5,7 +5,7 @@ to find and verify the function: those with the most and the fewest of everythin
 the ranks are one class, and the rank whose pieces cost most represents it, because the others wait for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sandtable.trace.records import RankRecords
 from sandtable.vgpu.group_registry import GroupRegistry
-from sandtable.vgpu.shard_work import LAUNCH_BYTES, RankWork, ShardExplanation, explain
+from sandtable.vgpu.shard_work import LAUNCH_BYTES, RankWork, ShardExplanation, TypeTotals, explain
 from sandtable.vgpu.shards import PieceTable, cut_buffers, piece_table
 
 __all__ = ["MAX_SAMPLES", "ShardReader", "ShardedRanks", "study"]
@@ -62,8 +62,13 @@ class ShardedRanks:
     """Types that other components were explained by; then this one is not explained itself."""
 
     @classmethod
-    def of(cls, ranks: Ints, work: Mapping[int, RankWork], registry: GroupRegistry) -> "ShardedRanks | None":
-        """Return the sharded ranks of a component; None if it has no flat buffers, or all ranks hold the same."""
+    def of(
+        cls, ranks: Ints, work: Mapping[int, RankWork], registry: GroupRegistry, firsts: Iterable[Bools] = ()
+    ) -> "ShardedRanks | None":
+        """Return the sharded ranks of a component; None if it has no flat buffers, or all ranks hold the same.
+
+        `firsts` tell, for each kind of group, which ranks of the world are the first of theirs.
+        """
         first = min(work)
         layouts = {(one.records.flat_buffers, one.records.reduced_buckets) for one in work.values()}
         if len(layouts) > 1:
@@ -74,7 +79,9 @@ class ShardedRanks:
             if (positions < 0).any():
                 return None
             buffers.append((cut, positions))
-        pieces = piece_table(ranks, buffers, work[first].records.reduced_buckets)
+        # A rank that is the only first one could as well be one that logs.
+        sides = {side.tobytes(): side for side in (side[ranks] for side in firsts) if 1 < side.sum() < len(ranks) - 1}
+        pieces = piece_table(ranks, buffers, work[first].records.reduced_buckets, list(sides.values()))
         return None if pieces.is_even else cls(pieces, work)
 
     @cached_property
@@ -88,15 +95,23 @@ class ShardedRanks:
         if self.adopted_types is not None:
             most = self.costliest(self.pieces.ranks)
             return [] if most in self.work else [most]
-        wanted = self._extremes()
+        wanted = self._on_each_side(self._extremes())[: max(MAX_SAMPLES - len(self.work), 0)]
         captured = set(self.work) | set(wanted)
         is_undecided = not wanted and len(self.work) >= _NUM_SAMPLES and self.explanation.needs_more
         return [*wanted, *self._spread(captured, MAX_SAMPLES if is_undecided else _NUM_SAMPLES)]
 
     @property
     def types(self) -> tuple[int, ...]:
-        """The types of records that follow from the pieces."""
-        return self.explanation.types if self.adopted_types is None else self.adopted_types
+        """The types of records that follow from the pieces.
+
+        Of a component that adopts its types, also those of as many memory blocks on every rank: which sizes they have
+        depends on how they fit between others.
+        """
+        if self.adopted_types is None:
+            return self.explanation.types
+        blocks = set[int]().union(*(work.totals.keys() - work.launches for work in self.work.values()))
+        calls = {key: {work.totals.get(key, TypeTotals()).calls for work in self.work.values()} for key in blocks}
+        return (*self.adopted_types, *(key for key in sorted(blocks) if len(calls[key]) == 1))
 
     @cached_property
     def digests(self) -> dict[int, str]:
@@ -107,12 +122,6 @@ class ShardedRanks:
     def num_kinds(self) -> int:
         """The number of different kinds of work among the captured ranks, apart from what follows from the pieces."""
         return len(set(self.digests.values()))
-
-    def among(self, side: Bools) -> "ShardedRanks":
-        """Return the ranks of one side, a mask over all ranks."""
-        chosen = side[self.pieces.ranks]
-        pieces = replace(self.pieces, ranks=self.pieces.ranks[chosen], rows=self.pieces.rows[chosen])
-        return ShardedRanks(pieces, {rank: work for rank, work in self.work.items() if side[rank]})
 
     def costs(self, ranks: Ints) -> Floats:
         """Return what the work on the pieces of each of `ranks` costs, in bytes moved."""
@@ -139,13 +148,23 @@ class ShardedRanks:
         """Return ranks with the most and the fewest of each column, where no captured rank is one."""
         shown = self.pieces.of(sorted(self.work))
         wanted: list[int] = []
-        for column in range(len(self.pieces.names)):
+        for column in range(len(self.pieces.held_names)):
             values = self.pieces.rows[:, column]
             for extreme in (values.max(), values.min()):
                 if extreme not in shown[:, column]:
                     wanted.append(int(self.pieces.ranks[np.flatnonzero(values == extreme)[-1]]))
                     shown = np.vstack([shown, self.pieces.of(wanted[-1:])])
-        return wanted[: max(MAX_SAMPLES - len(self.work), 0)]
+        return wanted
+
+    def _on_each_side(self, wanted: list[int]) -> list[int]:
+        """Add ranks so that two are first of their group and two are not, for each kind of group."""
+        for is_first in self.pieces.firsts:
+            for side in (is_first, ~is_first):
+                ranks: list[int] = self.pieces.ranks[side].tolist()
+                num_seen = sum(rank in self.work or rank in wanted for rank in ranks)
+                unseen = [rank for rank in reversed(ranks) if rank not in self.work and rank not in wanted]
+                wanted = [*wanted, *unseen[: max(2 - num_seen, 0)]]
+        return wanted
 
     def _spread(self, captured: AbstractSet[int], enough: int) -> list[int]:
         """Return ranks spread evenly over the numbers of pieces, so that `enough` are captured."""
@@ -154,36 +173,21 @@ class ShardedRanks:
         return [left[int(place)] for place in np.linspace(0, len(left) - 1, room)]
 
 
-def study(
-    components: Mapping[int, ShardedRanks], sides: Sequence[Bools], *, max_kinds: int
-) -> list[tuple[int, ShardedRanks]]:
+def study(components: Mapping[int, ShardedRanks]) -> list[tuple[int, ShardedRanks]]:
     """Return what to explain, each with the number of its component.
 
-    Of many components (the stages of a pipeline) only some are explained, and the others adopt their types. Where
-    no explanation holds for a whole component, one may hold for each side of it: `sides` are masks over all ranks. (The
-    first rank of a tensor-parallel group takes the norm of all its pieces, the others only of those they own.)
+    Of many components (the stages of a pipeline) only some are explained. The others adopt their types, unless their
+    ranks are of more kinds than those explained (the first of a tensor-parallel group, which loads the data, and the
+    others) once these are left out.
     """
     keys = sorted(components)
     chosen = {keys[int(place)] for place in np.linspace(0, len(keys) - 1, min(_NUM_EXPLAINED, len(keys)))}
-    parts = {key: _parts(components[key], sides, max_kinds) for key in chosen}
-    explained = [part for ranks in parts.values() for part in ranks]
-    is_settled = not any(part.next_ranks for part in explained)
-    types = tuple(sorted({kind for part in explained for kind in part.types}))
+    is_settled = not any(components[key].next_ranks for key in chosen)
+    types = tuple(sorted({kind for key in chosen for kind in components[key].types}))
+    max_kinds = max((components[key].num_kinds for key in chosen), default=1) if is_settled else 0
+    studied = dict(components)
     for key in set(keys) - chosen:
         adopting = replace(components[key], adopted_types=types)
-        disagrees = is_settled and adopting.num_kinds > 1
-        parts[key] = _parts(components[key], sides, max_kinds) if disagrees else [adopting]
-    return [(key, part) for key in keys for part in parts[key]]
-
-
-def _parts(ranks: ShardedRanks, sides: Sequence[Bools], max_kinds: int) -> list[ShardedRanks]:
-    """Return the ranks, in two parts if that explains, or may explain, what they do not explain together."""
-    if ranks.next_ranks or ranks.num_kinds <= max_kinds:
-        return [ranks]
-    for side in sides:
-        parts = [ranks.among(side), ranks.among(~side)]
-        if not all(len(part.pieces.ranks) for part in parts):
-            continue
-        if any(part.next_ranks for part in parts) or all(part.num_kinds <= max_kinds for part in parts):
-            return parts
-    return [ranks]
+        if not is_settled or adopting.num_kinds <= max_kinds:
+            studied[key] = adopting
+    return [(key, studied[key]) for key in keys]

@@ -10,6 +10,7 @@ Cost: O(parameters + ranks), for any number of ranks.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,11 @@ from sandtable.trace.signature import DTYPE_BITS
 
 __all__ = ["CutBuffer", "PieceTable", "cut_buffers", "piece_table"]
 
+Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+
+Buckets = tuple[tuple[int, int], ...]
+"""The start and the size of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,7 @@ class CutBuffer:
     group: int
     """An index into the rank's own groups."""
     num_shards: int
-    buckets: tuple[tuple[int, int], ...]
+    buckets: Buckets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +48,8 @@ class PieceTable:
     parameters they are pieces of; the same of parameters with a flag; and whether a list of them is empty, or has one
     entry, which needs no concatenation. Where gradients are reduced in buckets, the same of those reduced in the
     backward pass and of those reduced after it; a *slice* is what neighbours in a bucket that belong to one rank make.
+    Parameters without a flag may be copies that every rank of a group holds (biases in tensor parallelism), which only
+    the first rank of the group counts in a norm: for each flag and kind of group, what a rank counts then.
     """
 
     ranks: Ints
@@ -51,6 +58,10 @@ class PieceTable:
     """The flags that some parameters have and others have not."""
     reductions: tuple[str, ...]
     """The ends of names of columns about buckets: " in backward", " after backward"."""
+    norms: tuple[str, ...]
+    """The ends of names of columns about what is counted in a norm: " of tensor_model_parallel, or first of 2"."""
+    firsts: tuple[Bools, ...]
+    """For each kind of group, which ranks are the first of theirs."""
     rows: Ints
 
     def column(self, name: str) -> Ints:
@@ -64,7 +75,13 @@ class PieceTable:
     @property
     def is_even(self) -> bool:
         """Whether all ranks hold the same."""
-        return bool((self.rows == self.rows[:1]).all())
+        held = self.rows[:, : len(self.held_names)]
+        return bool((held == held[:1]).all())
+
+    @property
+    def held_names(self) -> tuple[str, ...]:
+        """The names of the columns about what ranks hold: all but those about norms, which follow."""
+        return self.names[: len(self.names) - 2 * len(self.norms)]
 
 
 _REDUCED = ("pieces", "elements", "whole", "slices")
@@ -72,25 +89,48 @@ _REDUCED = ("pieces", "elements", "whole", "slices")
 
 
 def cut_buffers(records: RankRecords) -> list[CutBuffer]:
-    """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets."""
+    """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets.
+
+    Of several groups whose calls may be those of a buffer, it is the one that cuts it where parameters begin, into the
+    fewest buckets: calls of other groups may add up to its size by chance.
+    """
     calls = _sharding_calls(records)
     cut: list[CutBuffer] = []
     for number, buffer in enumerate(records.flat_buffers):
-        for group, sizes in calls.items():
-            num_shards = len(records.groups[group].ranks)
-            if buffer.num_shards not in (0, num_shards):
-                continue
-            buckets = _buckets(buffer.num_elements, [buffer.num_elements] if buffer.num_shards else sizes)
-            if buckets and num_shards > 1 and all(size % num_shards == 0 for _, size in buckets):
-                cut.append(CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
-                break
+        ways = [way for group, sizes in calls.items() if (way := _cut(number, buffer, group, sizes, records))]
+        if ways:
+            cut.append(min(ways, key=lambda way: (not _is_aligned(way.buckets, buffer), len(way.buckets))))
     return cut
 
 
+def _cut(number: int, buffer: FlatBuffer, group: int, sizes: Sequence[int], records: RankRecords) -> CutBuffer | None:
+    """Return how calls of a group of these sizes cut a buffer; None if they cannot."""
+    num_shards = len(records.groups[group].ranks)
+    if num_shards == 1 or buffer.num_shards not in (0, num_shards):
+        return None
+    ways = [((0, buffer.num_elements),)] if buffer.num_shards else list(_bucketings(buffer.num_elements, sizes))
+    ways = [way for way in ways if all(size % num_shards == 0 for _, size in way)]
+    if not ways:
+        return None
+    buckets = min(ways, key=lambda way: not _is_aligned(way, buffer))
+    return CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets)
+
+
+def _is_aligned(buckets: Buckets, buffer: FlatBuffer) -> bool:
+    """Return whether each bucket begins where a parameter does."""
+    return {start for start, _ in buckets} <= {start for start, _, _ in buffer.parts}
+
+
 def piece_table(
-    ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], reduced: Sequence[ReducedBucket] = ()
+    ranks: Ints,
+    buffers: Sequence[tuple[CutBuffer, Ints]],
+    reduced: Sequence[ReducedBucket] = (),
+    firsts: Sequence[Bools] = (),
 ) -> PieceTable:
-    """Count the pieces of each of `ranks`; every buffer comes with their positions in its group."""
+    """Count the pieces of each of `ranks`; every buffer comes with their positions in its group.
+
+    `firsts` tell, for each kind of group, which ranks are the first of theirs.
+    """
     pieces, elements, whole = _count(ranks, buffers)
     columns = {"pieces": pieces, "elements": elements, "whole": whole, "none": pieces == 0, "one": pieces == 1}
     in_use = [set(flags) for cut, _ in buffers for _, _, flags in cut.buffer.parts]
@@ -106,8 +146,13 @@ def piece_table(
             reductions.append(name)
             counted = _count_reduced(ranks, buffers, chosen)
             columns |= {f"{what}{name}": row for what, row in zip(_REDUCED, counted, strict=True)}
+    norms = []
+    for (number, is_first), flag in product(enumerate(firsts), flags):
+        norms.append(f" of {flag}, or first of {number}")
+        for name in ("pieces", "elements"):
+            columns[f"{name}{norms[-1]}"] = np.where(is_first, columns[name], columns[f"{name} of {flag}"])
     rows = np.stack(list(columns.values()), axis=1).astype(np.int64)
-    return PieceTable(ranks, tuple(columns), tuple(flags), tuple(reductions), rows)
+    return PieceTable(ranks, tuple(columns), tuple(flags), tuple(reductions), tuple(norms), tuple(firsts), rows)
 
 
 def _count(ranks: Ints, buffers: Sequence[tuple[CutBuffer, Ints]], *, flag: str | None = None) -> Ints:
@@ -173,14 +218,14 @@ def _sharding_calls(records: RankRecords) -> dict[int, list[int]]:
     return sizes
 
 
-def _buckets(num_elements: int, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the buckets of a buffer: one if a call has its size, else consecutive calls that add up to it."""
+def _bucketings(num_elements: int, sizes: Sequence[int]) -> Iterator[Buckets]:
+    """Yield the ways to see a buffer in these calls: one that has its size, or consecutive ones that add up to it."""
     if num_elements in sizes:
-        return ((0, num_elements),)
+        yield ((0, num_elements),)
+        return
     ends = np.cumsum([0, *sizes]).tolist()
     place = {end: k for k, end in enumerate(ends)}
     for last, end in enumerate(ends):
         first = place.get(end - num_elements)
         if first is not None:
-            return tuple((ends[k] - ends[first], sizes[k]) for k in range(first, last))
-    return ()
+            yield tuple((ends[k] - ends[first], sizes[k]) for k in range(first, last))

@@ -34,6 +34,13 @@ def test_a_larger_product_never_takes_less_time(m: int, n: int, k: int, more: in
     assert model.cost(mm(m, n, k, "float16")).work_ns <= model.cost(larger).work_ns
 
 
+def test_tiles_of_float8_products_come_in_pairs() -> None:
+    """With a tile per multiprocessor in each row of tiles, 257 rows take four turns, not three, as 512 rows do."""
+    h100 = CostModel(load_device("h100-sxm5-80gb"))
+    times = [h100.cost(mm(rows, 132 * 128, 16384, "float8_e4m3fn")).work_ns for rows in (257, 512)]
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_more_products_never_take_less_time(a: int, b: int) -> None:
     small, large = sorted((a, b))

@@ -1,13 +1,9 @@
-"""bitsandbytes: its own Python on kernels of ours."""
+"""bitsandbytes: its own Python on kernels of ours, or layers and optimizers of ours."""
 
-from importlib.util import find_spec
 from typing import Any
 
-import pytest
 import torch
 from tests.vgpu.virtual import rehearse
-
-pytestmark = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 
 
 def _kernels(function: Any) -> list[Any]:
@@ -61,4 +57,26 @@ def _optimize() -> None:
 def test_an_optimizer_with_states_of_eight_bits_is_one_kernel_per_tensor():
     (update,) = _kernels(_optimize)
     assert update.op == "bitsandbytes::optimizer_update_8bit_blockwise"
-    assert [spec.dtype for spec in update.outputs][:4] == ["float32", "float32", "uint8", "uint8"]
+    assert [spec.shape for spec in update.outputs if spec.dtype == "uint8"] == [(1024, 1024)] * 2
+    assert (4096,) in [spec.shape for spec in update.outputs]  # the largest of each 256
+
+
+def _train_adapter() -> None:
+    """Fine-tune as QLoRA does: a frozen weight of 4 bits, and two small ones beside it."""
+    import bitsandbytes as bnb
+
+    frozen = bnb.nn.Linear4bit(1024, 1024, compute_dtype=torch.bfloat16, quant_type="nf4")
+    frozen = torch.nn.Sequential(frozen).cuda()
+    down, up = (torch.nn.Linear(*size, bias=False).cuda().bfloat16() for size in ((1024, 16), (16, 1024)))
+    optimizer = bnb.optim.PagedAdamW8bit([*down.parameters(), *up.parameters()], lr=1e-4)
+    x = torch.empty(2, 64, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    (frozen(x) + up(down(x))).sum().backward()
+    assert x.grad is not None
+    assert not any(parameter.requires_grad for parameter in frozen[0].parameters() if parameter.dtype == torch.uint8)
+    optimizer.step()
+
+
+def test_adapters_train_beside_frozen_weights_of_four_bits():
+    names = [kernel.op for kernel in _kernels(_train_adapter)]
+    assert names.count("bitsandbytes::optimizer_update_8bit_blockwise") == 2
+    assert "bitsandbytes::quantize_4bit" in names

@@ -57,3 +57,21 @@ def test_fp8_gives_bfloat16():
     q = torch.empty(2, 64, 8, 128, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
     scale = torch.ones(2, 8, device="cuda")
     assert flash_attn_func(q, q, q, q_descale=scale, k_descale=scale, v_descale=scale).dtype == torch.bfloat16
+
+
+def _attend_on_blackwell() -> None:
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+    q, k, v = (torch.empty(2, 1024, 8, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    out, lse = flash_attn_func(q, k, v, causal=True, window_size=(128, None))
+    assert lse is None
+    out.sum().backward()
+    bounds = torch.tensor([0, 1024, 2048], device="cuda", dtype=torch.int32)
+    flat = [x.detach().flatten(0, 1) for x in (q, k, v)]
+    assert flash_attn_varlen_func(*flat, bounds, bounds, causal=True)[0].shape == (2048, 8, 128)
+
+
+def test_flash_attention_4_is_recorded_as_3():
+    trace = rehearse(_attend_on_blackwell, cluster="dgx-b200").trace
+    names = [op.signature.op for op in trace.rank(0).operators() if op.signature.op.startswith("flash_attn_3::")]
+    assert names == ["flash_attn_3::fwd", "flash_attn_3::bwd", "flash_attn_3::fwd"]

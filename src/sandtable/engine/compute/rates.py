@@ -1,7 +1,8 @@
 """Rates: how fast a device multiplies numbers of one type at best, and on which of its units.
 
 By default torch leaves float32 matrix products on the ordinary lanes, but lets convolutions use tf32. A product's
-record says if the script allows tf32; that it forbids it for convolutions is not noticed.
+record says if the script allows tf32; that it forbids it for convolutions is not noticed. Kernels of Triton use it
+unless they say otherwise; the type of their products is then `tf32`.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def best_rate(device: Device, dtype: str, *, tf32: bool = False) -> Rate:
         return Rate(matmul.float8, True, seen.float8)
     if dtype in ("int8", "uint8", "qint8", "quint8") and matmul.int8:
         return Rate(matmul.int8, True)
-    if tf32 and dtype == "float32" and matmul.tf32 > vector.float32:
+    if (dtype == "tf32" or (tf32 and dtype == "float32")) and matmul.tf32 > vector.float32:
         return Rate(matmul.tf32, True)
     single = matmul.float32 or vector.float32
     if dtype in ("float64", "complex64", "complex128"):

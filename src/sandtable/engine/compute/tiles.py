@@ -54,7 +54,10 @@ _VECTOR_TILES = ((128, 128, 1.0), (128, 64, 0.95), (64, 128, 0.95), (64, 64, 0.8
 """Rows, columns, and the share of the best tile's speed: small tiles fetch more for each number they compute."""
 
 _EIGHT_BIT_TILES = ((128, 128, 1.0),)
-"""Products in float8 with a scale per row or tensor have one tile (CUTLASS), so their turns are not chosen to fit."""
+"""Products in float8 with a scale per row or tensor have one tile (CUTLASS), so their turns are not chosen to fit.
+
+Two tiles, one below the other, form a cluster that shares its loads: above 128 rows, an odd number of them is one more.
+"""
 
 _GROUP_TILES = (
     *((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.75), (64, 256, 0.75)),
@@ -111,12 +114,17 @@ def _together_ns(groups: Sequence[Product], throughput: TileThroughput, tile: tu
 
 def _one_ns(product: Product, throughput: TileThroughput, tile: tuple[int, int, float], splits: int) -> float:
     rows, columns, quality = tile
-    num_tiles = product.batch * ceil(product.m / rows) * ceil(product.n / columns)
+    num_tiles = product.batch * _tile_rows(product.m, rows, throughput) * ceil(product.n / columns)
     waves = ceil(num_tiles * splits / throughput.num_sms)
     k = ceil(product.k / splits / _K_STEP) * _K_STEP
     rate = throughput.rate * float(quality**throughput.small_tile_loss)
     loop_ns = 2 * rows * columns * k * 1e9 * throughput.num_sms / rate
     return waves * (loop_ns + throughput.tile_ns) + _adding_up_ns(product, throughput, splits)
+
+
+def _tile_rows(m: int, rows: int, throughput: TileThroughput) -> int:
+    tile_rows = ceil(m / rows)
+    return tile_rows + tile_rows % 2 if throughput.is_eight_bit and tile_rows > 1 else tile_rows
 
 
 def _adding_up_ns(product: Product, throughput: TileThroughput, splits: int) -> float:

@@ -26,12 +26,17 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
 
     `stop_if_done` is called before a compilation, and ends the script if all wanted steps have been made.
     """
+    import torch
     from torch._C._dynamo import guards
     from torch._dynamo import callback, symbolic_convert, trace_rules, utils
+    from torch._dynamo import guards as dynamo_guards
+    from torch._functorch import config as functorch_config
     from torch._inductor import config
 
     allocation: Any = guards
     allocation._empty_strided_cuda = _empty_strided  # torch's own does not ask the dispatcher
+    torch_core: Any = torch._C
+    torch_core._conv_determine_backend_memory_format = _convolution_format  # a CPU build's own has no cuDNN in view
 
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # that Triton is missing
     reporting: Any = utils
@@ -41,6 +46,10 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor_directory()
     config.compile_threads = 1  # nothing is left to compile
     config.max_autotune_gemm_backends = "ATEN"
+    # A graph is kept for later ranks once its backward pass is compiled, which that of a warm-up would never be.
+    functorch_config.force_non_lazy_backward_lowering = True
+    timing: Any = dynamo_guards
+    timing.profile_guard_manager = lambda *_: 0.0  # flushes the processor's caches for a line in a log
 
     @callback.on_compile_start
     def begin(_: Any) -> None:
@@ -72,6 +81,12 @@ def _trace_replacements_only(trace_rules: ModuleType) -> None:
     ours = [path for path in replacements.parent.iterdir() if path != replacements]
     trace_rules.SKIP_DIRS.extend(str(path) for path in [*ours, replacements / "kernels.py"])
     trace_rules._recompile_re()
+
+
+def _convolution_format(x: Any, weight: Any, backend: Any) -> Any:
+    from sandtable.vgpu.shape_functions import convolution_format
+
+    return convolution_format(x, weight)
 
 
 def _empty_strided(size: Any, stride: Any, dtype: Any) -> Any:

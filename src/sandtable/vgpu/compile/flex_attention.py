@@ -1,30 +1,36 @@
 """Flex attention: Inductor would write one kernel for it, forward and backward, which skips the blocks of its mask.
 
-Here its lowering calls an operator of ours, which records one launch with the arithmetic of the blocks that are left. A
-mask that depends on positions alone (causal, a sliding window) is evaluated at a grid of them; one that also reads
-tensors (documents, prefixes) counts as causal, because what they hold is not known.
+Here its lowering calls an operator of ours, which records one launch with the arithmetic of the blocks that are left
+(`attention_mask`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sandtable.trace.work import Work
+from sandtable.vgpu.compile.attention_mask import (
+    causal_density,
+    density_of_values,
+    function_of,
+    mask_code,
+    mask_density,
+)
 from sandtable.vgpu.packages.kernels import record_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["lower_flex_attention", "mask_density"]
+__all__ = ["lower_flex_attention"]
 
-_GRID = 64
-"""Positions per side at which a mask is evaluated."""
-
-_FORWARD_SCHEMA = "(Tensor query, Tensor key, Tensor value, float density) -> (Tensor, Tensor, Tensor)"
+_FORWARD_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor[] others, str mask, float density) -> (Tensor, Tensor, Tensor)"
+)
 _BACKWARD_SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor grad_out, float density) -> (Tensor, Tensor, Tensor)"
+    "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor grad_out, Tensor[] others, str mask, float density)"
+    " -> (Tensor, Tensor, Tensor)"
 )
 
 _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
@@ -44,42 +50,38 @@ def lower_flex_attention(module: ModuleType) -> None:
     def lower_forward(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
         if query.get_device().type != "cuda":
             return before[0](query, key, value, *rest, **options)
-        return forward(query, key, value, _density(rest[1], query, key))
+        return forward(query, key, value, *_mask(rest[1], query, key, rest[5:6]))
 
     def lower_backward(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
         if query.get_device().type != "cuda":
             return before[1](query, key, value, *rest, **options)
         out, _, grad_out, _, _, _, block_mask, *_ = rest
         others = rest[9] if len(rest) > 9 else ()
-        gradients = backward(query, key, value, out, grad_out, _density(block_mask, query, key))
+        gradients = backward(query, key, value, out, grad_out, *_mask(block_mask, query, key, rest[10:11]))
         return (*gradients, tuple(None for _ in others))
 
     lowerings[hops.flex_attention] = lower_forward
     lowerings[hops.flex_attention_backward] = lower_backward
 
 
-def mask_density(mask: Callable[..., Any], num_queries: int, num_keys: int) -> float:
-    """Return the share of pairs of query and key that a mask of positions keeps."""
-    import torch
-
-    queries, keys = (torch.linspace(0, size - 1, min(size, _GRID)).long() for size in (num_queries, num_keys))
-    zero = torch.zeros((), dtype=torch.int64)
-    kept = [bool(mask(zero, zero, query, key)) for query in queries for key in keys]
-    return sum(kept) / len(kept)
-
-
-def _density(block_mask: Any, query: Any, key: Any) -> float:
+def _mask(block_mask: Any, query: Any, key: Any, others: Sequence[Any]) -> tuple[list[Any], str, float]:
+    """Return the tensors that a mask reads, its code, and its density if what they hold is not known."""
+    from torch._inductor.ir import TensorBox
     from torch._inductor.virtualized import V
 
     num_queries, num_keys = (int(V.graph.sizevars.optimization_hint(node.get_size()[-2])) for node in (query, key))
     graph = getattr(block_mask[-1], "graph_module", None)
-    causal = (1 + 1 / max(num_queries // 128, 1)) / 2
-    if graph is None or len([node for node in graph.graph.nodes if node.op == "placeholder"]) > 4:
-        return causal
+    unknown: tuple[list[Any], str, float] = [], "", causal_density(num_queries)
+    if graph is None:
+        return unknown
+    if len([node for node in graph.graph.nodes if node.op == "placeholder"]) > 4:
+        tensors = list(others[0]) if others else []
+        return (tensors, mask_code(graph), unknown[2]) if all(isinstance(t, TensorBox) for t in tensors) else unknown
     try:
-        return mask_density(graph, num_queries, num_keys)
+        code = mask_code(graph)
+        return [], "", mask_density(function_of(code) if code else graph, num_queries, num_keys)
     except Exception:  # whatever a mask may do that only a card can
-        return causal
+        return unknown
 
 
 def _operators() -> tuple[Any, Any]:
@@ -89,20 +91,31 @@ def _operators() -> tuple[Any, Any]:
     if not hasattr(torch.ops.sandtable, "flex_attention"):
 
         @torch.library.custom_op("sandtable::flex_attention", mutates_args=(), schema=_FORWARD_SCHEMA)
-        def forward(query: Tensor, key: Tensor, value: Tensor, density: float) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(
+            query: Tensor, key: Tensor, value: Tensor, others: list[Tensor], mask: str, density: float
+        ) -> tuple[Tensor, Tensor, Tensor]:
             results = _forward_results(query, value)
-            work = _work(query, key, value, density, num_products=_FORWARD_PRODUCTS)
+            known = density_of_values(mask, query, key, others)
+            work = _work(query, key, value, known, density, num_products=_FORWARD_PRODUCTS)
             record_kernel("flex_attention::forward", inputs=[query, key, value], outputs=results[:2], work=work)
             return results
 
-        forward.register_fake(lambda query, key, value, density: _forward_results(query, value))
+        forward.register_fake(lambda query, key, value, *_: _forward_results(query, value))
 
         @torch.library.custom_op("sandtable::flex_attention_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
         def backward(
-            query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad_out: Tensor, density: float
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            out: Tensor,
+            grad_out: Tensor,
+            others: list[Tensor],
+            mask: str,
+            density: float,
         ) -> tuple[Tensor, Tensor, Tensor]:
             results = _backward_results(query, key, value)
-            work = _work(query, key, value, density, num_products=_BACKWARD_PRODUCTS)
+            known = density_of_values(mask, query, key, others)
+            work = _work(query, key, value, known, density, num_products=_BACKWARD_PRODUCTS)
             inputs = [query, key, value, out, grad_out]
             record_kernel("flex_attention::backward", inputs=inputs, outputs=results, work=work)
             return results
@@ -134,8 +147,11 @@ def _new(like: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.empty_strided(tuple(sizes), strides, dtype=like.dtype, device=like.device)
 
 
-def _work(query: Tensor, key: Tensor, value: Tensor, density: float, *, num_products: int) -> Work:
+def _work(
+    query: Tensor, key: Tensor, value: Tensor, known: float | None, presumed: float, *, num_products: int
+) -> Work:
     batch, heads, num_queries, head_dim = query.shape
-    pairs = density * batch * heads * num_queries * key.shape[-2]
+    pairs = (presumed if known is None else known) * batch * heads * num_queries * key.shape[-2]
     mean_dim = (head_dim + value.shape[-1]) / 2
-    return Work(family="attention", flops=int(2 * num_products * pairs * mean_dim), num_kernels=num_products // 2)
+    flops = int(2 * num_products * pairs * mean_dim)
+    return Work(family="attention", flops=flops, num_kernels=num_products // 2, depends_on_values=known is not None)

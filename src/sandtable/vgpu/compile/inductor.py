@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -31,6 +33,7 @@ def adaptations(core: ModuleType) -> dict[str, Callable[[ModuleType], None]]:
     return {
         "torch._inductor.scheduler": _accept_devices,
         "torch._inductor.async_compile": _load_kernels,
+        "torch._inductor.codecache": _name_releases,
         "torch._inductor.codegen.wrapper": _leave_out_triton,
         "torch._inductor.codegen.triton": _describe_kernels,
         "torch._inductor.compile_fx": lambda module: _adapt_entry(module, core),
@@ -51,6 +54,15 @@ def _load_kernels(module: Any) -> None:
 
     module.AsyncCompile.triton = triton
     module.maybe_warm_pool = lambda: None  # processes that would compile
+
+
+def _name_releases(module: Any) -> None:
+    """Have keys of Inductor's caches name releases, not hash all files of torch and Triton again on every rank."""
+    import torch
+
+    release = hashlib.sha256(f"{torch.__version__} {torch.version.git_version}".encode()).digest()
+    module.torch_key = lambda: release
+    module.triton_key = lambda: getattr(sys.modules.get("triton"), "__version__", None)
 
 
 def _measure_nothing(module: Any) -> None:

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "device.h"
+#include "exclusions.h"
 #include "operators.h"
 #include "recorder.h"
 #include "updates.h"
@@ -159,6 +160,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (self.numel() == 0)
     return self;
   copy_value(self, source);
+  copy_exclusions(self, source);
   int device = self.is_cuda() ? self.device().index() : source.device().index();
   record_operator(signature_of(copy_name(self, source), {source}, {self}), device);
   if (watching_parameters)

@@ -338,6 +338,7 @@ PYBIND11_MODULE(sandtable_core, m) {
     set_capability(capability);
   });
   m.def("register_fork_handler", [] { torch::utils::register_fork_handler_for_device_init(at::kCUDA); });
+  m.attr("ROTATION_TAG") = kRotationTag;
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);
   m.def("set_device", &set_current_device);

@@ -656,7 +656,7 @@ uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t,
 // What is left to do when the work is waited for, if anything.
 std::function<void()> VirtualGroup::exchange_with_peer(const Call& call, Issued& issued) {
   const CallKey& key = issued.key;
-  if (wire().announce_peer && is_first_with(index_, key.peer))
+  if (wire().announce_peer && key.tag != kRotationTag && is_first_with(index_, key.peer))
     wire().announce_peer(index_, key.peer);
   if (batch_ == 0 && !issued.on_card && call.op == "recv") {
     // gloo receives when it is waited for; a thread that waits from the beginning to the end keeps nobody up.

@@ -31,6 +31,10 @@ constexpr int64_t kPointToPoint = -2; // in the place of agreed bytes: no call t
 // before, and rows of group, seq, op, dtype, agreed bytes, file and line (texts by number). The caller holds the GIL.
 std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes();
 
+// The tag of messages that every rank of the group sends to the rank as far from it, so that the peer does what this rank
+// does and need not run.
+constexpr int kRotationTag = 1 << 30;
+
 struct CallKey {
   int group;
   uint32_t seq;

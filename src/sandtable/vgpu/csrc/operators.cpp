@@ -94,15 +94,20 @@ Inputs look_at(const OperatorInfo& info, const Stack& stack) {
   return inputs;
 }
 
-// zeros().scatter(routed positions): what is too large to have a value, but the same everywhere, has one after all.
+// zeros().scatter(routed positions): what is too large to have a value, but the same everywhere, has one after all. Not
+// so zeros().scatter_add(positions, unknown numbers): its result is unknown, and zeros may take hundreds of MiB.
 void materialize_constants(const OperatorInfo& info, const Stack& stack, Inputs& inputs) {
   bool all_known = true;
   size_t first = stack.size() - info.num_arguments;
-  for (size_t i = 0; i < info.num_arguments; ++i)
-    if (!info.argument_overwritten[i])
-      for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
-        all_known = all_known && (!tensor.is_cuda() || has_value(tensor) || materialize_constant(tensor));
-      });
+  auto require = [&](bool (*is_met)(const at::Tensor&)) {
+    for (size_t i = 0; i < info.num_arguments; ++i)
+      if (!info.argument_overwritten[i])
+        for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) {
+          all_known = all_known && (!tensor.is_cuda() || has_value(tensor) || is_met(tensor));
+        });
+  };
+  require(is_constant);
+  require(materialize_constant);
   inputs.all_known = all_known;
 }
 
@@ -258,6 +263,8 @@ void settle_written(
     Block* block = block_of(tensor);
     if (block == nullptr)
       return;
+    if (info.argument_overwritten[argument])
+      forget_exclusions(tensor);
     Facts known = facts_of_argument(plan, facts, argument, tensor.scalar_type());
     if (!computed) {
       // (a view of something unknown gets no value of its own)
@@ -524,6 +531,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     if (planned.is_list)
       results.emplace_back(std::move(list));
   }
+  if (info.exclusion != ExclusionRule::kNone && results.size() == 1 && results[0].isTensor())
+    follow_exclusions(info, *stack, results[0].toTensor());
   if (!info.is_view)
     record_operator(plan.signature, inputs.device);
   if (watching_parameters)

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "exclusions.h"
 #include "fact_rules.h"
 #include "shapes.h"
 
@@ -107,6 +108,30 @@ at::Tensor make_positions(int64_t rows, int64_t k, int64_t options) {
   return positions;
 }
 
+// The same where a mask rules out some options of each row: a row takes those of the others that are furthest behind their
+// quotas. Where too few are left, it also takes what is ruled out.
+at::Tensor make_positions_among(const at::Tensor& excluded, int64_t k) {
+  int64_t rows = excluded.size(0), options = excluded.size(1);
+  at::Tensor positions = at::empty({rows, k}, at::kLong);
+  int64_t* out = positions.mutable_data_ptr<int64_t>();
+  const bool* is_out = excluded.const_data_ptr<bool>();
+  std::vector<int64_t> left = quotas_of(rows, k == options ? 1 : k, options), order(options);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t e = 0; e < options; ++e) // begins elsewhere in each row, so that equals take turns
+      order[e] = (row + e) % options;
+    const bool* is_row_out = is_out + row * options;
+    auto goes_before = [&](int64_t a, int64_t b) {
+      return is_row_out[a] != is_row_out[b] ? is_row_out[b] : left[a] > left[b];
+    };
+    std::stable_sort(order.begin(), order.end(), goes_before);
+    for (int64_t j = 0; j < k; ++j) {
+      *out++ = order[j];
+      left[order[j]] -= k < options || j == 0;
+    }
+  }
+  return positions;
+}
+
 } // namespace
 
 void set_routing(Routing routing) {
@@ -148,7 +173,13 @@ at::Tensor route(const FactQuery& query) {
   int64_t k = has_choices ? sizes[along] : 1;
   if (k > options) // drawn with replacement
     has_choices = false, k = 1;
-  at::Tensor positions = choose_positions(numel / k, k, options);
+  at::Tensor positions, excluded = scores.dim() > 0 ? excluded_elements(scores) : at::Tensor();
+  if (excluded.defined() && k <= options) {
+    std::lock_guard<std::mutex> lock(routing_mutex);
+    positions = make_positions_among(excluded.movedim(along, -1).reshape({numel / k, options}), k);
+  } else {
+    positions = choose_positions(numel / k, k, options);
+  }
   if (!has_choices)
     return positions.view(sizes);
   std::vector<int64_t> rows_first(sizes.begin(), sizes.end());

@@ -435,6 +435,7 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
       found != positions.end() && found->second < static_cast<int>(schema.returns().size()))
     info.routed_return = found->second;
   info.fact_rule = fact_rule(info.base);
+  info.exclusion = exclusion_rule(info.base);
   info.masks_are_indices = by_mask.count(info.base) > 0;
   info.scalars_matter = by_scalar.count(info.base) > 0;
   info.any_device = mixed.count(info.base) > 0;

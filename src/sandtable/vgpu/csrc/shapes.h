@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "exclusions.h"
 #include "fact_rules.h"
 
 namespace sandtable {
@@ -58,6 +59,7 @@ struct OperatorInfo {
   bool is_linalg = false;      // factorisations of stand-ins fail: never computed from them
   int routed_return = -1;      // positions chosen by scores: where these are unknown, the routing decides (topk)
   FactRule fact_rule;
+  ExclusionRule exclusion = ExclusionRule::kNone; // rules elements out of later choices (masked_fill)
   bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
 };
 

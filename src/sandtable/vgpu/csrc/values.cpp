@@ -170,14 +170,19 @@ void write_facts(const at::Tensor& tensor, const Facts& facts) {
     block->facts = std::make_unique<Facts>(written);
 }
 
-bool materialize_constant(const at::Tensor& tensor) {
+bool is_constant(const at::Tensor& tensor) {
   Block* block = block_of(tensor);
   if (block == nullptr || block->facts == nullptr)
     return false;
   const Facts& facts = *block->facts;
-  bool is_constant = facts.low == facts.high && !facts.may_be_nan && facts.dtype == tensor.scalar_type();
-  if (!is_constant || !make_shadow(tensor, Certainty::kRouted))
+  return facts.low == facts.high && !facts.may_be_nan && facts.dtype == tensor.scalar_type();
+}
+
+bool materialize_constant(const at::Tensor& tensor) {
+  if (!is_constant(tensor) || !make_shadow(tensor, Certainty::kRouted))
     return false;
+  Block* block = block_of(tensor);
+  const Facts& facts = *block->facts;
   if (facts.low != 0) {
     int64_t numel = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
     at::from_blob(block->shadow.bytes.get(), {numel}, at::TensorOptions(tensor.dtype())).fill_(facts.low);

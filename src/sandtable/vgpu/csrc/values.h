@@ -38,8 +38,9 @@ void write_facts(const at::Tensor& tensor, const Facts& facts);
 // The tensor was written with elements of which only this is known; a few of them get a stand-in that it allows.
 void write_unknown(const at::Tensor& tensor, const Facts& facts, bool prefers_true = false);
 void write_unknown(const at::Tensor& tensor);
-// Gives a storage whose elements are all the same, by its facts, the value that it was too large to have; false if it
-// cannot have one.
+// Whether all elements of a storage are the same, by its facts.
+bool is_constant(const at::Tensor& tensor);
+// Gives a constant the value that it was too large to have; false if it cannot have one.
 bool materialize_constant(const at::Tensor& tensor);
 // Fills a tensor on the host with elements that the facts allow.
 void fill_typical(const at::Tensor& host, const Facts& facts, bool prefers_true = false);

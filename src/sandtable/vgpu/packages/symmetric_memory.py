@@ -21,6 +21,7 @@ from sandtable.trace.work import Work
 from sandtable.vgpu.packages.kernels import record_kernel
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
+from sandtable.vgpu.preload import loaded_core
 
 if TYPE_CHECKING:
     import torch
@@ -171,9 +172,10 @@ class SymmetricMemory:
         import torch.distributed as dist
 
         after, before = ((self.rank + step) % self.world_size for step in (distance, -distance))
+        tag = loaded_core().ROTATION_TAG
         operations = [
-            dist.P2POp(dist.irecv, received, group=self.group, group_peer=after),
-            dist.P2POp(dist.isend, sent, group=self.group, group_peer=before),
+            dist.P2POp(dist.irecv, received, group=self.group, tag=tag, group_peer=after),
+            dist.P2POp(dist.isend, sent, group=self.group, tag=tag, group_peer=before),
         ]
         for request in dist.batch_isend_irecv(operations):
             request.wait()

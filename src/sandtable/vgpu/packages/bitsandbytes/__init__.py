@@ -1,13 +1,15 @@
 """bitsandbytes: weights of 4 and 8 bits, and optimizers with states of 8 bits.
 
 Its wheel installs anywhere (`pip install --no-deps bitsandbytes`), so it is used where it is installed. Its operators
-are torch's; only the module with their kernels for CUDA, which calls a shared library, is ours.
+are torch's; only the module with their kernels for CUDA, which calls a shared library, is ours. Where it is missing, so
+are its layers and optimizers.
 """
 
+import importlib
 import logging
 from types import ModuleType
 
-from sandtable.vgpu.packages.package import Package
+from sandtable.vgpu.packages.package import Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["package"]
@@ -19,7 +21,26 @@ def package(watcher: Watcher) -> Package:
         name="bitsandbytes",
         adaptations={"bitsandbytes.consts": _silence_loader},
         compiled={"bitsandbytes.backends.cuda.ops": _implement},
+        version="0.50.2",
+        missing={
+            "bitsandbytes": _fill,
+            "bitsandbytes.nn": names_of("bitsandbytes.layers"),
+            "bitsandbytes.functional": names_of("bitsandbytes.layers"),
+            "bitsandbytes.optim": _fill_optimizers,
+        },
     )
+
+
+def _fill(module: ModuleType) -> None:
+    names_of("bitsandbytes.layers")(module)
+    for name in ("nn", "functional", "optim"):
+        setattr(module, name, importlib.import_module(f"bitsandbytes.{name}"))
+
+
+def _fill_optimizers(module: ModuleType) -> None:
+    from sandtable.vgpu.packages.bitsandbytes.optimizers import GlobalOptimManager, optimizer_classes
+
+    vars(module).update(optimizer_classes(), GlobalOptimManager=GlobalOptimManager)
 
 
 def _silence_loader(module: ModuleType) -> None:

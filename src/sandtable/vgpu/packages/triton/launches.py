@@ -1,8 +1,8 @@
 """Launches: what `kernel[grid](...)` does in a rehearsal. Nothing is compiled; the launch is recorded.
 
 Its tensors are its arguments. Which of them it reads and writes is found in its source (`accesses.py`). Its work comes
-from a description, if there is one by its name, or else from these bytes, each tensor once; then what matrix products
-cost is missing, and a note says so.
+from a description, if there is one by its name, or else from these bytes, each tensor once, and from its matrix
+products (`products.py`). Where those cannot be counted, a note says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sandtable.trace.work import Work
 from sandtable.vgpu.packages.kernels import record_kernel, work_of
 from sandtable.vgpu.packages.triton.accesses import Accesses, find_accesses
+from sandtable.vgpu.packages.triton.products import work_of_products
 from sandtable.vgpu.preload import loaded_core
 
 if TYPE_CHECKING:
@@ -84,12 +85,14 @@ def record_launch(function: Callable[..., Any], arguments: Mapping[str, Any], de
         inputs, outputs = _distinct(tensors, accesses.read), _distinct(tensors, accesses.written)
     work = work_of(name, arguments)
     if work is None:
-        work = default
-        if accesses is not None and accesses.has_products:
+        has_products = accesses is not None and accesses.has_products
+        counted = work_of_products(function, arguments, default.grid) if has_products else None
+        work = counted or default
+        if has_products and counted is None:
             loaded_core().note(
                 "undescribed product",
-                f"the Triton kernel {name} computes matrix products, whose time is not counted: only its bytes are; "
-                f'describe it with @sandtable.cost("{name}")',
+                f"the Triton kernel {name} computes matrix products whose number depends on values, so that only its "
+                f'bytes are counted; describe it with @sandtable.cost("{name}")',
             )
     record_kernel(
         f"triton::{function.__name__}",

@@ -1,0 +1,36 @@
+"""The error of an import that fails says what to describe."""
+
+from pathlib import Path
+
+import pytest
+
+from sandtable.vgpu.missing_modules import missing_module_remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "described"),
+    [
+        ("from fast_kernels import attend, norm", ["fast_kernels.attend", "fast_kernels.norm"]),
+        ("import fast_kernels\ndef f(x):\n    return fast_kernels.gelu(x)", ["fast_kernels.gelu"]),
+        (
+            "import fast_kernels as fk\ndef f(x):\n    return fk.gelu(fk.norm(x))",
+            ["fast_kernels.gelu", "fast_kernels.norm"],
+        ),
+        ("import fast_kernels._C", ["fast_kernels.function"]),
+    ],
+)
+def test_the_remedy_names_what_the_file_wants_of_a_missing_module(
+    source: str, described: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(compile(source, str(file), "exec"), {})
+    remedy = missing_module_remedy(caught.value)
+    assert remedy.startswith("install fast_kernels here")
+    assert all(f'@sandtable.cost("{name}")' in remedy for name in described)
+
+
+def test_other_errors_have_no_such_remedy() -> None:
+    assert missing_module_remedy(ImportError("cannot import name 'x'")) == ""
+    assert missing_module_remedy(ModuleNotFoundError("...; sandtable run --without apex", name="apex.amp")) == ""
