@@ -46,6 +46,16 @@ def test_a_compiled_model_computes_what_the_model_does():
     assert [name for name, _ in compiled.named_parameters()] == ["_orig_mod.weight", "_orig_mod.bias"]
 
 
+def _tuned_norm() -> None:
+    norm = nn.RMSNorm(768, device="cuda")
+    step = torch.compile(norm, options={"coordinate_descent_tuning": True, "triton.mix_order_reduction": True})
+    step(torch.rand(16384, 768, device="cuda", requires_grad=True)).sum().backward()
+
+
+def test_sizes_of_kernels_that_would_be_measured_are_the_first_ones():
+    assert not rehearse(_tuned_norm).notes("torch.compile")
+
+
 @on_gpu()
 def test_modes_and_options_are_taken():
     x = torch.ones(8, device="cuda")
