@@ -7,7 +7,8 @@ torch:
     deepspeed::multi_tensor_adam, deepspeed::multi_tensor_lion   one update of many tensors, in a few kernels
     deepspeed::lamb                                              one tensor: moments, two norms, update
 
-Those on the host are in `deepspeed_host.py`, ZeRO++'s in `deepspeed_quantizer.py`. A kernel without a function raises
+Those on the host are in `deepspeed_host.py`, ZeRO++'s in `deepspeed_quantizer.py`, those that drop tokens in
+`deepspeed_tokens.py`. A kernel without a function raises
 with its name.
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sandtable.vgpu.packages import deepspeed_shards
 from sandtable.vgpu.packages.deepspeed_host import HOST_KERNELS
 from sandtable.vgpu.packages.deepspeed_quantizer import QUANTIZER
+from sandtable.vgpu.packages.deepspeed_tokens import TOKEN_DROPPING
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher, within
 
@@ -137,5 +139,5 @@ _KERNELS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 }
 """By the name of an op builder, the functions of the module that it would build."""
 
-_MODULES: Mapping[str, Mapping[str, Any]] = {**HOST_KERNELS, "quantizer": QUANTIZER}
+_MODULES: Mapping[str, Mapping[str, Any]] = {**HOST_KERNELS, "quantizer": QUANTIZER, "random_ltd": TOKEN_DROPPING}
 """The same, where the functions record their kernels themselves."""
