@@ -47,6 +47,16 @@ def test_a_compiled_model_computes_what_the_model_does():
 
 
 @on_gpu()
+def test_sizes_of_kernels_are_not_measured():
+    from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
+
+    def measure(size):
+        raise AssertionError(f"a kernel of size {size} would run")
+
+    assert CoordescTuner.autotune_single_field(measure, 64, 8) == 64
+
+
+@on_gpu()
 def test_modes_and_options_are_taken():
     x = torch.ones(8, device="cuda")
     for options in (

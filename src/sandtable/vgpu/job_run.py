@@ -165,7 +165,7 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             launched.parents = session.hand_over()
             raise
         except ScriptLaunched:
-            session.kill_ranks()
+            session.kill_ranks(keeps_output=True)
             raise
         except FindingError as failure:
             together = session.primaries | session.late_samples

@@ -176,13 +176,16 @@ class Session:
                 self.kill_ranks()
         return by_digest({rank: f"{saved.digest} {saved.stop_reason}" for rank, saved in self.outcomes.items()})
 
-    def kill_ranks(self) -> None:
-        """End the ranks that run, and return when they are gone."""
+    def kill_ranks(self, *, keeps_output: bool = False) -> None:
+        """End the ranks that run, and return when they are gone; `keeps_output` to pass on what they had printed."""
         self._client.kill_ranks()
         while self._live:
             event = self._client.event()
             if isinstance(event, RankExited):
-                self._release(self._live[event.rank])
+                process = self._live[event.rank]
+                if keeps_output:
+                    process.finish_output()
+                self._release(process)
 
     def forget_files(self) -> None:
         """Remove what the ranks have made, so that they can run again from the beginning."""

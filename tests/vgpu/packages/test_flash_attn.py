@@ -123,6 +123,14 @@ def test_padding_is_taken_out_and_put_back():
     assert x.grad.sum().item() == 6
 
 
+@on_gpu()
+def test_padding_has_the_names_of_einops():
+    pytest.importorskip("einops")
+    from flash_attn.bert_padding import rearrange
+
+    assert rearrange(torch.zeros(2, 3, 4, device="cuda"), "b s d -> (b s) d").shape == (6, 4)
+
+
 def _layers() -> None:
     from flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb
     from flash_attn.losses.cross_entropy import CrossEntropyLoss

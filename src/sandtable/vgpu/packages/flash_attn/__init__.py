@@ -6,7 +6,9 @@ are those of the files here. Either way attention is the operators that flash_at
 """
 
 import importlib
+from contextlib import suppress
 from types import ModuleType
+from typing import Any
 
 from sandtable.vgpu.packages.package import Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
@@ -26,7 +28,7 @@ def package(watcher: Watcher) -> Package:
         missing={
             "flash_attn": functions,
             "flash_attn.flash_attn_interface": _fill_interface,
-            "flash_attn.bert_padding": names_of("flash_attn.padding"),
+            "flash_attn.bert_padding": _fill_padding,
             "flash_attn.layers": empty,
             "flash_attn.layers.rotary": names_of("flash_attn.rotary"),
             "flash_attn.losses": empty,
@@ -57,3 +59,11 @@ def _add_workspaces(module: object) -> None:
     for name in operators.__all__:
         if hasattr(module, name):
             setattr(module, name, getattr(operators, name))
+
+
+def _fill_padding(module: ModuleType) -> None:
+    """Fill `bert_padding`; code also imports from there what it has of einops, which flash_attn requires."""
+    names_of("flash_attn.padding")(module)
+    with suppress(ImportError):
+        einops: Any = importlib.import_module("einops")
+        vars(module).update(rearrange=einops.rearrange, repeat=einops.repeat)
