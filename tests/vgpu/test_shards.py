@@ -125,6 +125,22 @@ def test_buckets_begin_where_parameters_do_and_calls_that_add_up_by_chance_do_no
     assert cut.buckets == ((0, 24), (24, 16), (40, 8))
 
 
+def test_buffers_that_are_alike_are_cut_in_all_ways_that_calls_show():
+    """The experts of two chunks: one buffer is gathered in two buckets, the other whole."""
+    gathered = [16, 32, 48, 16, 32, 48]
+    buffer = laid_out([10, 6, 16, 15], num_elements=48)
+    records = RankRecords.build(
+        rank=0,
+        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
+        calls={"op": [0] * len(gathered), "bytes_in": [1] * len(gathered), "bytes_out": [4 * n for n in gathered]},
+        call_ops=("all_gather",),
+        dtypes=("float32",),
+        groups=(Group("dp", (0, 1)),),
+        flat_buffers=(buffer, buffer),
+    )
+    assert [cut.buckets for cut in cut_buffers(records)] == [((0, 48),), ((0, 16), (16, 32))]
+
+
 def test_a_buffer_that_nobody_gathers_is_not_cut():
     records = RankRecords.build(rank=0, records={}, flat_buffers=(laid_out([1, 2], num_elements=4),))
     assert cut_buffers(records) == []

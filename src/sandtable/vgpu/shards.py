@@ -92,33 +92,43 @@ def cut_buffers(records: RankRecords) -> list[CutBuffer]:
     """Return the flat buffers of a rank that its calls gather or scatter, whole or in consecutive buckets.
 
     Of several groups whose calls may be those of a buffer, it is the one that cuts it where parameters begin, into the
-    fewest buckets: calls of other groups may add up to its size by chance.
+    fewest buckets: calls of other groups may add up to its size by chance. Buffers that are alike (experts of several
+    chunks of a pipeline stage) may be cut in different ways, each as often as calls show it.
     """
     calls = _sharding_calls(records)
-    cut: list[CutBuffer] = []
+    alike: dict[FlatBuffer, list[int]] = {}
     for number, buffer in enumerate(records.flat_buffers):
-        ways = [way for group, sizes in calls.items() if (way := _cut(number, buffer, group, sizes, records))]
-        if ways:
-            cut.append(min(ways, key=lambda way: (not _is_aligned(way.buckets, buffer), len(way.buckets))))
-    return cut
+        alike.setdefault(buffer, []).append(number)
+    cut: list[CutBuffer] = []
+    for buffer, numbers in alike.items():
+        by_group = {group: _ways(buffer, sizes, len(records.groups[group].ranks)) for group, sizes in calls.items()}
+        by_group = {group: ways for group, ways in by_group.items() if ways}
+        if not by_group:
+            continue
+        group, ways = min(by_group.items(), key=lambda item: (not _is_aligned(item[1][0], buffer), len(item[1][0])))
+        num_shards = len(records.groups[group].ranks)
+        for place, number in enumerate(numbers):
+            buckets = ways[place * len(ways) // len(numbers)]
+            cut.append(CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets))
+    return sorted(cut, key=lambda one: one.number)
 
 
-def _cut(number: int, buffer: FlatBuffer, group: int, sizes: Sequence[int], records: RankRecords) -> CutBuffer | None:
-    """Return how calls of a group of these sizes cut a buffer; None if they cannot."""
-    num_shards = len(records.groups[group].ranks)
+def _ways(buffer: FlatBuffer, sizes: Sequence[int], num_shards: int) -> list[Buckets]:
+    """Return the ways in which calls of these sizes may cut a buffer, as often as they occur, fewest buckets first.
+
+    If some cut it where parameters begin, only these.
+    """
     if num_shards == 1 or buffer.num_shards not in (0, num_shards):
-        return None
+        return []
     ways = [((0, buffer.num_elements),)] if buffer.num_shards else list(_bucketings(buffer.num_elements, sizes))
     ways = [way for way in ways if all(size % num_shards == 0 for _, size in way)]
-    if not ways:
-        return None
-    buckets = min(ways, key=lambda way: not _is_aligned(way, buffer))
-    return CutBuffer(number=number, buffer=buffer, group=group, num_shards=num_shards, buckets=buckets)
+    aligned = [way for way in ways if _is_aligned(way, buffer)]
+    return sorted(aligned or ways, key=len)
 
 
 def _is_aligned(buckets: Buckets, buffer: FlatBuffer) -> bool:
     """Return whether each bucket begins where a parameter does."""
-    return {start for start, _ in buckets} <= {start for start, _, _ in buffer.parts}
+    return {start for start, _ in buckets} <= {0, *(start for start, _, _ in buffer.parts)}
 
 
 def piece_table(
@@ -219,10 +229,7 @@ def _sharding_calls(records: RankRecords) -> dict[int, list[int]]:
 
 
 def _bucketings(num_elements: int, sizes: Sequence[int]) -> Iterator[Buckets]:
-    """Yield the ways to see a buffer in these calls: one that has its size, or consecutive ones that add up to it."""
-    if num_elements in sizes:
-        yield ((0, num_elements),)
-        return
+    """Yield where consecutive calls (or one) add up to the size of a buffer."""
     ends = np.cumsum([0, *sizes]).tolist()
     place = {end: k for k, end in enumerate(ends)}
     for last, end in enumerate(ends):
