@@ -179,7 +179,7 @@ def test_a_second_expert_is_another_one():
 @on_gpu()
 def test_the_gate_of_deepspeed_takes_two_experts():
     pytest.importorskip("deepspeed")
-    from deepspeed.moe.sharded_moe import top2gating  # type: ignore[import-untyped]
+    from deepspeed.moe.sharded_moe import top2gating
 
     _, weights, mask, counts = top2gating(scores(), 2.0, 4)
     assert weights.shape == mask.shape == (TOKENS, EXPERTS, 2 * 2 * TOKENS // EXPERTS)
