@@ -7,6 +7,8 @@ with what is installed: Triton is not needed.
 # Bodies are scripts: they use torch as scripts do, which is more than its annotations know.
 # mypy: disable-error-code="attr-defined"
 
+import secrets
+
 import torch
 from tests.vgpu.virtual import Rehearsal, on_gpu, rehearse
 from torch import nn
@@ -283,6 +285,22 @@ def test_a_compiled_model_keeps_less_memory():
         for compiled in (True, False)
     )
     assert compiled < eager
+
+
+def merge_in_place(*, width: int) -> None:
+    @torch.compile
+    def merge(sums, step):
+        rows = sums[:, 1]
+        rows.copy_(torch.max(rows, step) + torch.log1p(torch.exp(rows - step)))
+
+    merge(torch.empty(8, 2, width, device="cuda"), torch.empty(8, width, device="cuda"))
+
+
+def test_a_graph_that_is_compiled_and_one_from_the_cache_leave_the_same_records():
+    width = 8192 + 8 * secrets.randbelow(8192)  # one that no cache has
+    compiled, loaded = (rehearse(merge_in_place, arguments={"width": width}).trace for _ in range(2))
+    assert compiled.rank(0).records.kind.tolist() == loaded.rank(0).records.kind.tolist()
+    assert compiled.rank(0).records.value.tolist() == loaded.rank(0).records.value.tolist()
 
 
 # ---- launches ----

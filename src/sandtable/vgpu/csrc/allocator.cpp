@@ -117,6 +117,10 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   uint32_t line = Recorder::get().recording() ? current_place().line : 0;
   std::lock_guard<std::mutex> lock(mutex_);
   Card& on = card(device);
+  if (Recorder::get().compiling()) {
+    Block* block = block_of_compiler(on, device, bytes);
+    return {reinterpret_cast<void*>(block->address), block, &delete_block, where};
+  }
   release_waiting(on);
   size_t size = std::max(kMinBlock, round_up(bytes, kMinBlock));
   Pool& pool = pool_for(on, size);
@@ -138,6 +142,20 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   grow(on.stats.requested_bytes, pool, bytes);
   Recorder::get().add(Kind::kAlloc, block->id, static_cast<uint16_t>(stream), block->size, Phase::kForward, line);
   return {reinterpret_cast<void*>(block->address), block, &delete_block, where};
+}
+
+// What torch.compile itself takes while it traces depends on what its caches hold, so it is not part of the run: it is
+// neither counted nor recorded, and lies where no tensor of the script will.
+Block* VirtualAllocator::block_of_compiler(Card& card, int device, size_t bytes) {
+  auto* block = new Block();
+  block->device = device;
+  block->stream = current_stream(device);
+  block->size = block->requested = bytes;
+  block->allocated = block->is_of_compiler = true;
+  block->address = card.next_address;
+  card.next_address += round_up(bytes, kRoundLarge);
+  card.live[block->address] = block;
+  return block;
 }
 
 Pool& VirtualAllocator::pool_for(Card& card, size_t size) {
@@ -316,6 +334,10 @@ void VirtualAllocator::free(Block* block) {
   std::lock_guard<std::mutex> lock(mutex_);
   Card& on = card(block->device);
   on.live.erase(block->address);
+  if (block->is_of_compiler) {
+    delete block;
+    return;
+  }
   block->allocated = false;
   block->shadow = Shadow();
   block->facts.reset();
@@ -519,7 +541,8 @@ std::vector<VirtualAllocator::SnapshotBlock> VirtualAllocator::snapshot() {
              block->allocated, block->pool->is_small, block->line});
     };
     for (auto& [address, block] : cards_[device]->live)
-      segment_of(block);
+      if (!block->is_of_compiler)
+        segment_of(block);
     std::vector<Pool*> pools{&cards_[device]->small, &cards_[device]->large};
     for (auto& [_, pool] : cards_[device]->private_pools)
       pools.insert(pools.end(), {&pool.small, &pool.large});

@@ -41,6 +41,7 @@ struct Block {
   size_t size = 0;
   size_t requested = 0;
   bool allocated = false;
+  bool is_of_compiler = false; // in no pool
   Pool* pool = nullptr;
   Block* previous = nullptr; // neighbours in the same segment
   Block* next = nullptr;
@@ -135,6 +136,7 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   std::vector<SnapshotBlock> snapshot();
 
  private:
+  Block* block_of_compiler(Card& card, int device, size_t bytes);
   Pool& pool_for(Card& card, size_t size);
   Block* find(Card& card, Pool& pool, int64_t stream, size_t size);
   Block* new_segment(Card& card, Pool& pool, int device, int64_t stream, size_t size, size_t requested);
