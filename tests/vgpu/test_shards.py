@@ -1,6 +1,7 @@
 """Pieces by arithmetic are those that one finds by cutting the buffer."""
 
 from collections import Counter
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 
@@ -16,6 +17,30 @@ from sandtable.vgpu.shards import CutBuffer, cut_buffers, piece_table
 def laid_out(sizes: list[int], *, num_elements: int, vectors: AbstractSet[int] = frozenset()) -> FlatBuffer:
     parts = [(sum(sizes[:k]), size, ("vector",) if k in vectors else ()) for k, size in enumerate(sizes)]
     return FlatBuffer(num_elements=num_elements, parts=tuple(parts))
+
+
+def gathering(
+    gathered: list[int],
+    *,
+    buffers: list[FlatBuffer],
+    groups: Sequence[Group] = (Group("world", (0, 1)),),
+    calls_of: list[int] | None = None,
+) -> RankRecords:
+    """A rank with these buffers that gathers so many elements per call, each in the group of `calls_of`."""
+    return RankRecords.build(
+        rank=0,
+        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
+        calls={
+            "op": [0] * len(gathered),
+            "group": calls_of or [0] * len(gathered),
+            "bytes_in": [1] * len(gathered),
+            "bytes_out": [4 * n for n in gathered],
+        },
+        call_ops=("all_gather",),
+        dtypes=("float32",),
+        groups=tuple(groups),
+        flat_buffers=tuple(buffers),
+    )
 
 
 @settings(deadline=None)
@@ -91,34 +116,18 @@ def test_slices_are_what_neighbours_in_a_bucket_that_belong_to_one_rank_make(siz
     ],
 )
 def test_a_buffer_is_cut_as_calls_gather_it(gathered, buckets):
-    records = RankRecords.build(
-        rank=0,
-        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
-        calls={"op": [0] * len(gathered), "bytes_in": [1] * len(gathered), "bytes_out": [4 * n for n in gathered]},
-        call_ops=("all_gather",),
-        dtypes=("float32",),
-        groups=(Group("world", (0, 1)),),
-        flat_buffers=(laid_out([10, 20], num_elements=48),),
-    )
+    records = gathering(gathered, buffers=[laid_out([10, 20], num_elements=48)])
     assert [cut.buckets for cut in cut_buffers(records)] == buckets
 
 
 def test_buckets_begin_where_parameters_do_and_calls_that_add_up_by_chance_do_not_count():
     """Three gathers of 16 in a group of two, and in one of four 8, 16, 24 forward and 24, 16, 8 backward."""
     gathered = [16, 16, 16, 8, 16, 24, 4, 24, 16, 8]
-    records = RankRecords.build(
-        rank=0,
-        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
-        calls={
-            "op": [0] * len(gathered),
-            "group": [0, 0, 0, *[1] * 7],
-            "bytes_in": [1] * len(gathered),
-            "bytes_out": [4 * n for n in gathered],
-        },
-        call_ops=("all_gather",),
-        dtypes=("float32",),
-        groups=(Group("tp", (0, 1)), Group("dp", (0, 2, 4, 6))),
-        flat_buffers=(laid_out([10, 14, 16, 5], num_elements=48),),
+    records = gathering(
+        gathered,
+        buffers=[laid_out([10, 14, 16, 5], num_elements=48)],
+        groups=[Group("tp", (0, 1)), Group("dp", (0, 2, 4, 6))],
+        calls_of=[0, 0, 0, *[1] * 7],
     )
     (cut,) = cut_buffers(records)
     assert cut.group == 1
@@ -129,15 +138,7 @@ def test_buffers_that_are_alike_are_cut_in_all_ways_that_calls_show():
     """The experts of two chunks: one buffer is gathered in two buckets, the other whole."""
     gathered = [16, 32, 48, 16, 32, 48]
     buffer = laid_out([10, 6, 16, 15], num_elements=48)
-    records = RankRecords.build(
-        rank=0,
-        records={"kind": [1] * len(gathered), "ref": range(len(gathered))},
-        calls={"op": [0] * len(gathered), "bytes_in": [1] * len(gathered), "bytes_out": [4 * n for n in gathered]},
-        call_ops=("all_gather",),
-        dtypes=("float32",),
-        groups=(Group("dp", (0, 1)),),
-        flat_buffers=(buffer, buffer),
-    )
+    records = gathering(gathered, buffers=[buffer, buffer])
     assert [cut.buckets for cut in cut_buffers(records)] == [((0, 48),), ((0, 16), (16, 32))]
 
 

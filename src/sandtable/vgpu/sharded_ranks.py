@@ -184,7 +184,7 @@ def study(components: Mapping[int, ShardedRanks]) -> list[tuple[int, ShardedRank
     chosen = {keys[int(place)] for place in np.linspace(0, len(keys) - 1, min(_NUM_EXPLAINED, len(keys)))}
     is_settled = not any(components[key].next_ranks for key in chosen)
     types = tuple(sorted({kind for key in chosen for kind in components[key].types}))
-    max_kinds = max((components[key].num_kinds for key in chosen), default=1) if is_settled else 0
+    max_kinds = max((components[key].num_kinds for key in chosen), default=1)
     studied = dict(components)
     for key in set(keys) - chosen:
         adopting = replace(components[key], adopted_types=types)
