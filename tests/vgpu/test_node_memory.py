@@ -1,12 +1,17 @@
 """Ranks of a node that wait for each other in memory with a name, where only some ranks would run."""
 
+import multiprocessing.shared_memory
 import os
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.vgpu.virtual import on_shared_launcher
 
 from sandtable.cluster import load as load_cluster
 from sandtable.vgpu import Job
+from sandtable.vgpu.node_memory import follow_node_memory
 
 SCRIPT = """
 import os, sys, time
@@ -64,3 +69,22 @@ def test_all_ranks_of_a_node_run_if_they_share_memory_by_name(tmp_path, num_node
     assert 8 <= len(trace.captured_ranks) <= most_captured
     assert os.listdir(tmp_path) == ["train.py"]
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("sandtable-")]
+
+
+def test_memory_that_another_rank_has_created_without_its_size_yet_is_waited_for(tmp_path, monkeypatch):
+    shared_memory = multiprocessing.shared_memory.SharedMemory
+    monkeypatch.setattr(shared_memory, "__init__", shared_memory.__init__)
+    task: Any = SimpleNamespace(records_path=str(tmp_path / "records"), settings=SimpleNamespace(group_rank=0))
+    channel: Any = SimpleNamespace(is_forked=False, report=lambda message: None)
+    follow_node_memory(lambda: task, channel)
+    board = shared_memory("board", create=True, size=64)
+    path = f"/dev/shm/{board.name}"
+    os.truncate(path, 0)
+    later = threading.Timer(0.2, os.truncate, (path, 64))
+    later.start()
+    reader = shared_memory("board")
+    assert reader.size == 64
+    later.join()
+    for memory in (reader, board):
+        memory.close()
+    board.unlink()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import shared_memory
@@ -23,6 +24,7 @@ from sandtable.vgpu.settings import RankTask
 __all__ = ["follow_node_memory", "remove_node_memory"]
 
 _DIRECTORY = Path("/dev/shm")
+_SECONDS_WITHOUT_SIZE = 10.0
 
 
 def follow_node_memory(task: Callable[[], RankTask], channel: RankChannel) -> None:
@@ -39,9 +41,25 @@ def follow_node_memory(task: Callable[[], RankTask], channel: RankChannel) -> No
                 channel.report(NodeMemoryNamed())
             prefix = f"{_prefix(task().records_path)}{task().settings.group_rank}-"
             name = name if name.startswith(prefix) else prefix + name.removeprefix("/")
-        original(self, name, *rest, **options)
+        _until_it_has_a_size(self, lambda: original(self, name, *rest, **options))
 
     shared_memory.SharedMemory.__init__ = initialise  # type: ignore[method-assign]
+
+
+def _until_it_has_a_size(memory: shared_memory.SharedMemory, initialise: Callable[[], None]) -> None:
+    """Initialise `memory`, which another rank may have created and not yet given its size.
+
+    The moment between the two is short on a real node; it is long where more ranks run than there are cores.
+    """
+    give_up = time.monotonic() + _SECONDS_WITHOUT_SIZE
+    while True:
+        try:
+            return initialise()
+        except ValueError as error:
+            if "empty file" not in str(error) or time.monotonic() > give_up:
+                raise
+            memory.close()
+            time.sleep(0.001)
 
 
 def remove_node_memory(records_path: str) -> None:
