@@ -9,7 +9,8 @@ were used to choose what a compiled graph costs the host; all others are predict
 
 Operators differ between releases of a model library, and with them the ratio. Where the measured release is known, the
 file names it; install it beside the others: `pip install --target DIR transformers==5.14.1 diffusers`, `pip install
---target DIR --no-deps ibm-fms==0.0.6`, then `PYTHONPATH=DIR python bench/compiled.py`. The last line is a JSON object:
+--target DIR --no-deps ibm-fms==0.0.6`, then `PYTHONPATH=DIR python bench/compiled.py`; for the rows called vision,
+transformers==4.30.2 and `--only vision`. The last line is a JSON object:
 
 rows               for each row: `published` and `predicted`, the eager over the compiled time; `error_pct` of that
                    ratio; `times_ms`: predicted eager, predicted compiled, published eager, published compiled;
@@ -107,7 +108,7 @@ def compare(pair: Pair, times: dict[tuple[str, ...], float], launcher: Launcher)
     start = time.perf_counter()
     predicted = []
     for variant, _ in (pair.eager, pair.compiled):
-        key = (pair.script, str(pair.gpus), *pair.args, variant)
+        key = (pair.script, pair.cluster, str(pair.gpus), *pair.args, variant)
         if key not in times:
             times[key] = rehearsed_ms(pair, variant, launcher)
         predicted.append(times[key])

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tests.forking import context
 
@@ -124,6 +125,7 @@ def _be_rank(words: list[str]) -> None:
 
     faulthandler.dump_traceback_later(_PATIENCE_SECONDS, file=sys.stderr)  # a rank that hangs says where
     torch.set_num_threads(1)
+    _keep_process_groups()
     sys.argv = words
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     try:
@@ -140,6 +142,24 @@ def _be_rank(words: list[str]) -> None:
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _keep_process_groups() -> None:
+    """Keep process groups that a script destroys until the process ends.
+
+    DistributedDataParallel, which most scripts drop later, would free the last reference to a group while it holds
+    Python's lock, and wait for gloo's thread, which needs the lock to free the last tensor: on a busy machine a rank
+    that had done its work hung there.
+    """
+    import torch.distributed as dist
+
+    destroy, kept = dist.destroy_process_group, []
+
+    def destroy_process_group(*args: Any, **options: Any) -> None:
+        kept.append(list(dist.distributed_c10d._world.pg_map))
+        destroy(*args, **options)
+
+    dist.destroy_process_group = destroy_process_group
 
 
 def _speak_into(folder: Path) -> None:

@@ -115,6 +115,7 @@ def make_trace(
     gpus_per_node: int = 8,
     ranks_per_node: int = 0,
     notes: tuple[Note, ...] = (),
+    num_skipped_steps: int = 1,
 ) -> Trace:
     """Return a trace in which each representative's class does the work of its script."""
     world_size = sum(map(len, classes.values()))
@@ -130,6 +131,7 @@ def make_trace(
             gpus_per_node=gpus_per_node,
             ranks_per_node=ranks_per_node,
             command=("train.py",),
+            num_skipped_steps=num_skipped_steps,
             notes=notes,
         ),
     )

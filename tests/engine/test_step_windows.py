@@ -9,14 +9,15 @@ from sandtable.errors import SimulationError
 from sandtable.trace import Group
 
 
-def run(*lengths: int) -> Timeline:
+def run(*lengths: int, num_skipped: int = 1) -> Timeline:
     """Simulate one rank whose steps run these numbers of equal operators."""
     script = Script()
     for length in lengths:
         for _ in range(length):
             script.op(2)
         script.step()
-    trace = make_trace({0: script}, classes={0: [0]}, groups=(Group("world", (0,)),))
+    groups = (Group("world", (0,)),)
+    trace = make_trace({0: script}, classes={0: [0]}, groups=groups, num_skipped_steps=num_skipped)
     return simulate(trace, load("dgx-a100", nodes=1))
 
 
@@ -44,6 +45,16 @@ def test_every_step_but_the_first_is_timed():
     durations = run(9, 5, 40, 5).steps.durations_ns
     assert len(durations) == 3
     assert durations[1] == pytest.approx(8 * durations[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_skipped", "first", "described"),
+    [(1, 2, 4), (2, 3, 6), (3, 4, 6), (6, 6, 6)],  # the last step is never skipped
+)
+def test_steps_of_a_warm_up_are_not_timed(num_skipped: int, first: int, described: int):
+    timeline = run(9, 40, 40, 40, 5, 6, num_skipped=num_skipped)
+    assert (timeline.steps.first_number, timeline.step_number) == (first, described)
+    assert len(timeline.steps.durations_ns) == 6 - first + 1
 
 
 def test_ranks_with_more_steps_are_timed_over_those_that_all_made():

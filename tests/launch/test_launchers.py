@@ -1,5 +1,6 @@
 """Nodes, ranks and variables of each launcher's options and files."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -259,6 +260,21 @@ def test_hosts_that_cannot_be_used(hosts: str, options: str, message: str) -> No
     with pytest.raises(LaunchError) as caught:
         read(f"deepspeed {options.format(hosts=hosts)} train.py")
     assert message in str(caught.value)
+
+
+def test_what_deepspeed_starts_on_a_node_has_the_world_of_the_launcher() -> None:
+    world = base64.urlsafe_b64encode(json.dumps({"a": [1, 3], "b": [1, 3]}).encode()).decode()
+    plan = read(f"python -u -m deepspeed.launcher.launch --world_info={world} --master_port=29500 train.py --x 1")
+    assert (plan.script, plan.script_args, world_of(plan)) == ("train.py", ("--x", "1"), (2, 2))
+    variables = variables_of(plan, 3)
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CROSS_RANK"], variables["RANK"]) == ("1,3", "1", "3")
+    assert plan.environment.leading_args(place_of(plan, 3)) == ("--local_rank=1",)
+
+
+@pytest.mark.parametrize("world", ["", "--world_info=None", "--world_info=W10=", "--world_info=eyJhIjogIngifQ=="])
+def test_a_malformed_world_of_deepspeed(world: str) -> None:
+    with pytest.raises(LaunchError, match="rehearse the deepspeed command instead"):
+        read(f"python -m deepspeed.launcher.launch {world} train.py")
 
 
 @pytest.mark.parametrize("text", ["worker-0\n", "a slots=1\na slots=1\n", "# none\n"])

@@ -10,7 +10,7 @@ from typer import Exit
 import sandtable
 from sandtable import Launcher, LaunchOptions
 from sandtable.cli.run import print_rehearsal
-from sandtable.errors import FindingError
+from sandtable.errors import FindingError, LaunchError
 from sandtable.report import print_outcome
 
 EVALUATES = """
@@ -86,6 +86,15 @@ def test_a_marker_ends_the_steps_of_a_run(rehearse_text: Rehearse, launcher: Lau
     assert (run.trace.num_steps, run.summary.require_timing().steps.described) == (5, 4)
     unknown = LaunchOptions(ranks_per_node=1, launcher=launcher, step_marker="__main__:nobody")
     assert "the step marker __main__:nobody was never reached" in str(rehearse_text(ITERATES, options=unknown).error)
+
+
+def test_a_warm_up_is_not_in_the_figures(rehearse_text: Rehearse, launcher: Launcher, tmp_path: Path):
+    skipping = LaunchOptions(ranks_per_node=1, launcher=launcher, skip_steps=3)
+    run = rehearse_text(PLAIN, options=skipping, steps=5, out=tmp_path / "out")
+    assert (run.trace.num_steps, run.summary.require_timing().steps.num_timed) == (5, 2)
+    assert sandtable.load(tmp_path / "out").summary.require_timing().steps.num_timed == 2
+    with pytest.raises(LaunchError, match=r"skipped steps \(3\).*fewer than the steps to capture \(3\)"):
+        rehearse_text(PLAIN, options=skipping, steps=3)
 
 
 def test_a_marker_in_the_script_is_awaited(rehearse_text: Rehearse, alone: LaunchOptions):

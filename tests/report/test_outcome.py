@@ -38,6 +38,13 @@ def test_bars_are_as_long_as_each_other(rehearsal: Rehearsal) -> None:
     assert set(bars) == {60}
 
 
+def test_one_rank_is_no_plural(rehearsal: Rehearsal) -> None:
+    memory = tuple(replace(row, ranks="0") for row in rehearsal.summary.memory[:1])
+    text = drawn(replace(rehearsal.summary, world_size=1, memory=memory))
+    assert "1 rank on" in text
+    assert ": rank 0 (" in text
+
+
 def test_names_of_scripts_are_not_taken_for_markup(rehearsal: Rehearsal) -> None:
     cluster = replace(rehearsal.summary.cluster, title="[red]mine[/red]")
     assert "[red]mine[/red]" in drawn(replace(rehearsal.summary, cluster=cluster))

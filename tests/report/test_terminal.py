@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.trace.building import PAIRS, RUN, WORLD, make_rank
 
 from sandtable.report import print_summary
-from sandtable.trace import CaptureSummary, MemoryPeaks, Note, Trace, summarise_trace
+from sandtable.trace import MISSING_PACKAGE, CaptureSummary, MemoryPeaks, Note, NoteSummary, Trace, summarise_trace
 
 
 @pytest.fixture
@@ -51,3 +51,21 @@ def test_what_scripts_say_is_not_taken_for_markup(summary: CaptureSummary) -> No
 
 def test_nothing_is_wider_than_the_terminal(summary: CaptureSummary) -> None:
     assert max(len(line) for line in drawn(summary, width=80).splitlines()) <= 80
+
+
+def test_missing_packages_are_one_note_behind_the_others(summary: CaptureSummary) -> None:
+    missing = [
+        NoteSummary(kind=MISSING_PACKAGE, text=f"{name} is not installed here: ...", file="train.py", line=1)
+        for name in ("pynvml", "apex")
+    ]
+    text = drawn(replace(summary, notes=(*missing, *summary.notes)), width=200)
+    assert text.index("a [bold] word") < text.index("missing packages: apex, pynvml are not installed here")
+    assert "missing package: " not in text
+    assert "missing package: pynvml" in drawn(replace(summary, notes=(missing[0],)))
+
+
+def test_the_same_note_of_several_lines_is_one(summary: CaptureSummary) -> None:
+    notes = [NoteSummary(kind="unknown value", text="was read", file="train.py", line=line) for line in range(1, 6)]
+    text = drawn(replace(summary, notes=(*notes, *summary.notes)), width=200)
+    assert "unknown value: was read (train.py:1, train.py:2, train.py:3 and 2 more)" in text
+    assert text.count("unknown value") == 1

@@ -89,6 +89,7 @@ def make_rank(
         "lines": [Line(), *(reversed(lines) if swap_tables else lines)],
         "groups": [WORLD, PAIRS[rank % 2]],
         "flat_buffers": [FlatBuffer(num_elements=8, parts=((0, 4, ("vector",)), (4, 3, ())))],
+        "chunked_dims": [(576, 0)],
         "notes": [Note("stand-in", "a loss was read", sync)],
         "memory": MemoryPeaks(allocated_bytes=512, reserved_bytes=2**21, capacity_bytes=2**30),
         "num_steps": 2,

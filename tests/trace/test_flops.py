@@ -147,6 +147,21 @@ def test_attention_of_packages_counts_as_torchs_own():
         assert flops(Signature(name, (query, query, key, key, query), (query,))) == 2.5 * forward
 
 
+@pytest.mark.parametrize(("window", "keys"), [(-1, 4096), (127, 128), (8000, 4096)])
+def test_a_window_limits_the_keys_that_count(window: int, keys: int):
+    tokens, offsets = spec(8192, 8, 64), spec(3, dtype="int32")
+    packed = (tokens, tokens, tokens, offsets, offsets)
+    arguments = f"[4096,4096,0.125,true,{window},0,0.0]"
+    assert flops(Signature("flash_attn_3::fwd", packed, (tokens,), arguments)) == 4 * 8192 * 8 * keys * 64
+    backward = Signature("flash_attn_3::bwd", (tokens, *packed), (tokens,), arguments)
+    assert flops(backward) == 10 * 8192 * 8 * keys * 64
+    whole = spec(2, 4096, 8, 64)
+    arguments = f"[0.0,0.125,true,{window},0,0.0,false]"
+    assert flops(Signature("flash_attn::_flash_attn_forward", (whole,) * 3, (whole,), arguments)) == (
+        4 * 8192 * 8 * keys * 64
+    )
+
+
 def test_linear_counts_rows_times_weight():
     signature = Signature("aten::linear", (spec(2, 3, 8), spec(16, 8), spec(16)), (spec(2, 3, 16),))
     assert flops(signature) == 2 * 6 * 8 * 16

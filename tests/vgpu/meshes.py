@@ -10,11 +10,11 @@ from sandtable.vgpu.protocol import GroupsMade
 Named = tuple[str, tuple[int, ...]]
 
 
-def mesh_groups(*, pp: int = 1, dp: int = 1, tp: int = 1) -> list[Named]:
-    """World, then all groups of each axis longer than one. Ranks count tp fastest, then dp, then pp."""
-    mesh = np.arange(pp * dp * tp).reshape(pp, dp, tp)
+def mesh_groups(*, pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> list[Named]:
+    """World, then all groups of each axis longer than one. Ranks count tp fastest, then cp, dp and pp."""
+    mesh = np.arange(pp * dp * cp * tp).reshape(pp, dp, cp, tp)
     groups: list[Named] = [("world", tuple(range(mesh.size)))]
-    for axis, name in enumerate(("pp", "dp", "tp")):
+    for axis, name in enumerate(("pp", "dp", "cp", "tp")):
         if mesh.shape[axis] > 1:
             groups += [(name, tuple(row)) for row in _rows(mesh, axis)]
     return groups

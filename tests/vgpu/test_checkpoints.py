@@ -64,6 +64,26 @@ for step in range(2):
     set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 """
 
+GATHERED = """
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.utils import _DistWrapper
+
+mesh = init_device_mesh("cuda", (world,))
+fully_shard(model, mesh=mesh)
+wrapper = _DistWrapper(None, True, 0)
+planner, writer = DefaultSavePlanner(), dcp.FileSystemWriter(folder / "gathered")
+planner.set_up_planner(get_model_state_dict(model), is_coordinator=rank == 0)
+writer.set_up_storage_writer(rank == 0)
+plan = writer.prepare_local_plan(planner.create_local_plan())
+plans = wrapper.gather_object(plan)
+if rank == 0:
+    _, metadata = planner.create_global_plan(plans)
+prefixed = writer.prepare_global_plan([plan] * world)[rank]
+written = wrapper.gather_object(writer.write_data(prefixed, planner).value())
+if rank == 0:
+    writer.finish(metadata, written)
+"""
+
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_save_and_a_load_are_the_same_whether_all_ranks_run_or_a_few(mesh, tmp_path):
@@ -91,6 +111,14 @@ def size_on_disk(path: Path) -> int:
 
 def temporary_file(name: str) -> Path:
     return Path(tempfile.gettempdir(), f"sandtable-{os.getpid()}-{name}")
+
+
+def test_plans_and_results_may_be_gathered_and_not_sent_back(tmp_path):
+    # Megatron-LM decides on each rank what to write, and only makes the metadata of all plans.
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + GATHERED)
+    assert len(capture(script, tmp_path, world_size=8).captured_ranks) < 8
+    assert (tmp_path / "gathered" / ".metadata").exists()
 
 
 @on_gpu()

@@ -103,6 +103,24 @@ def test_all_stages_are_sampled_when_they_are_not_what_they_seemed():
     assert len(captured) >= 128
 
 
+@pytest.mark.parametrize("ring_size", [4, 8])
+def test_what_decides_at_one_ring_position_is_the_first_suspect_at_the_others(ring_size):
+    # Context parallelism: each stage has several ring positions, and at both ends of the pipeline the first rank of
+    # each tensor-parallel group loads tokens.
+    per_stage = 8 * ring_size * 8
+    registry = registry_of(4 * per_stage, mesh_groups(pp=4, dp=8, cp=ring_size, tp=8))
+
+    def work(rank: int) -> str:
+        stage, ring = rank // per_stage, rank // 8 % ring_size
+        return f"stage {stage} ring {ring} {rank % 8 == 0 and stage in (0, 3)}"
+
+    primaries = [stage * per_stage + ring * 8 for stage in range(4) for ring in range(ring_size)]
+    found, captured = capture(registry, primaries, work)
+    assert set(found.classes.values()) == truth(4 * per_stage, work)
+    num_ends = 2 * ring_size
+    assert len(captured) <= len(primaries) + 6 + 3 * num_ends + 4, "two questions at both ends, and then confirmations"
+
+
 def test_stages_of_equal_work_become_one_class():
     registry = registry_of(64, mesh_groups(pp=4, dp=4, tp=4))
     found, _ = capture(registry, range(0, 64, 16), lambda rank: str(min(1, rank // 16)))

@@ -8,6 +8,7 @@ with what is installed: Triton is not needed.
 # mypy: disable-error-code="attr-defined"
 
 import secrets
+from typing import Any
 
 import torch
 from tests.vgpu.virtual import Rehearsal, on_gpu, rehearse
@@ -18,6 +19,7 @@ from sandtable.trace import Phase
 from sandtable.trace.kinds import Kind, LaunchKind
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.signature import Signature
+from sandtable.vgpu.compile.shared_cache import rewrite_cards
 
 ROWS, WIDTH = 1024, 2048
 HALF_BYTES = 2
@@ -303,6 +305,126 @@ def test_a_graph_that_is_compiled_and_one_from_the_cache_leave_the_same_records(
     assert compiled.rank(0).records.value.tolist() == loaded.rank(0).records.value.tolist()
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+doubled = Doubled.apply  # scripts give it a name of its own
+
+
+def compile_autograd_function(width: int) -> None:
+    from torch._dynamo.utils import counters
+
+    x = torch.zeros(width, device="cuda", requires_grad=True)
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.compile(lambda x: doubled(x.cos()) + 1, fullgraph=True)(x).sum().backward()
+    seen = counters["aot_autograd"]
+    assert (seen["autograd_cache_bypass"], seen["autograd_cache_hit"]) == (0, 1), dict(seen)
+
+
+def test_a_graph_with_a_function_of_the_script_is_traced_and_taken_from_the_cache():
+    width = 8192 + 8 * secrets.randbelow(8192)
+    rehearse(compile_autograd_function, arguments={"width": width})
+
+
+def compile_in_turn(width: int) -> None:
+    from torch import distributed as dist
+    from torch._dynamo.utils import counters
+
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    for turn in range(2):
+        if turn == rank:
+            x = torch.zeros(width, device=f"cuda:{rank}", requires_grad=True)
+            y = torch.compile(lambda x: torch.cat([x.sin(), torch.rand(8, device=x.device)]) * 2)(x)
+            y.sum().backward()
+            assert x.grad is not None
+            assert [tensor.device.index for tensor in (y, x.grad)] == [rank, rank]
+        done = torch.ones(1, device="cuda")
+        dist.all_reduce(done)
+        assert done.item() == 2
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2 * rank, dict(counters["inductor"])
+    dist.destroy_process_group()
+
+
+def test_what_one_rank_compiled_serves_the_ranks_of_other_cards():
+    width = 8192 + 8 * secrets.randbelow(8192)
+    trace = rehearse(compile_in_turn, ranks=2, arguments={"width": width}).trace
+    first, second = (
+        [operator.signature.op for operator in trace.rank(rank).operators() if "inductor" in operator.signature.op]
+        for rank in range(2)
+    )
+    assert first == second
+    assert first
+
+
+def gather_in_turn(width: int) -> None:
+    """On each rank after the other, gather a distributed tensor over groups of two in a compiled function."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    torch.cuda.set_device(dist.get_rank())
+
+    def gather(x: DTensor) -> Any:
+        return x.sin().redistribute(placements=[Replicate()]).to_local() * 2
+
+    for turn in range(4):
+        if turn == dist.get_rank():
+            local = torch.zeros(width, device="cuda", requires_grad=True)
+            y = torch.compile(gather, fullgraph=True)(DTensor.from_local(local, mesh, [Shard(0)]))
+            assert y.shape == (2 * width,)
+        done = torch.ones(1, device="cuda")
+        dist.all_reduce(done)
+        assert done.item() == 4
+    dist.destroy_process_group()
+
+
+def test_ranks_of_other_groups_do_not_take_compiled_code_that_names_a_group():
+    width = 8192 + 8 * secrets.randbelow(8192)
+    trace = rehearse(gather_in_turn, ranks=4, arguments={"width": width}).trace
+    calls = [call for rank in (0, 3) for call in trace.rank(rank).collectives()]
+    assert [call.group.ranks for call in calls if call.op == "all_gather"] == [(0, 1), (2, 3)]
+
+
+def test_only_the_own_card_is_rewritten():
+    code = "_DeviceGuard(1): get_raw_stream(1); device(type='cuda', index=12); 'cuda:1'; 'cuda:3'; f(1)"
+    expected = "_DeviceGuard(5): get_raw_stream(5); device(type='cuda', index=12); 'cuda:5'; 'cuda:3'; f(1)"
+    assert rewrite_cards(code, 1, 5) == expected
+
+
+# ---- buffers that are written in place ----
+
+
+@torch.library.custom_op("sandtable_tests::fill", mutates_args=("x",))
+def fill(x: torch.Tensor) -> None:
+    x.fill_(1)
+
+
+def read_what_was_written() -> None:
+    def layer(x):
+        out = torch.empty_like(x)
+        fill(out)
+        return out + 1
+
+    torch.compile(layer, fullgraph=True)(torch.zeros(WIDTH, WIDTH, device="cuda"))
+
+
+def test_a_buffer_that_another_kernel_wrote_in_place_is_read():
+    (kernel,) = kernels(rehearse(read_what_was_written))
+    assert kernel.work is not None
+    assert (kernel.work.bytes_read, kernel.work.bytes_written) == (4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH)
+
+
 # ---- launches ----
 
 
@@ -356,3 +478,13 @@ def test_a_graph_that_cannot_be_compiled_runs_eagerly_and_is_noted():
     notes = rehearse(compile_what_fails).notes("torch.compile")
     assert notes
     assert "no such lowering" in notes[0].text
+
+
+def specialise_a_number() -> None:
+    pad = torch.compile(lambda x, value: F.pad(x, (1, 1), value=value))
+    for value in (0.5, 0.7, 0.9):  # from the second on, the number is an input of the graph, which padding cannot take
+        assert pad(torch.ones(64, 64, device="cuda"), value).shape == (64, 66)
+
+
+def test_dynamo_traces_again_where_a_number_has_to_be_a_constant():
+    assert not rehearse(specialise_a_number).notes("torch.compile")

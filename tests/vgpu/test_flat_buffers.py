@@ -1,6 +1,7 @@
 """Flat buffers are read from the parameters of a process."""
 
 import gc
+from types import SimpleNamespace
 
 import torch
 from torch.nn import Parameter
@@ -42,3 +43,22 @@ def test_a_model_that_was_built_before_the_collector_forgot_it_is_read():
         gc.unfreeze()
     assert [buffer.num_elements for buffer in reader.buffers if buffer.num_shards] == [12]
     del parameter
+
+
+def test_a_group_of_megatron_fsdp_is_a_buffer():
+    weight, bias = (Parameter(torch.empty(0, dtype=torch.bfloat16)) for _ in range(2))
+    items = [
+        SimpleNamespace(global_data_index=0, size=30, item_id=0, shape=(6, 5)),
+        SimpleNamespace(global_data_index=30, size=6, item_id=1, shape=(6,)),
+    ]
+    cut = SimpleNamespace(
+        is_data_distributed=True, dp_world_size=8, bucket_index=SimpleNamespace(size=40, items=items[::-1])
+    )
+    group = SimpleNamespace(params=[weight, bias], main_weight_buffer=None, model_weight_buffer=cut)
+    model = SimpleNamespace(param_and_grad_buffer=SimpleNamespace(parameter_groups=[group]))
+    for parameter in weight, bias:
+        vars(parameter).update(_megatron_fsdp_model=model)
+    reader = FlatBufferReader()
+    reader.read()
+    (buffer,) = (buffer for buffer in reader.buffers if buffer.num_shards == 8)
+    assert (buffer.num_elements, buffer.parts) == (40, ((0, 30, ()), (30, 6, ("vector",))))

@@ -234,6 +234,20 @@ def test_a_failure_due_to_early_answers_leads_to_a_fresh_start(write):
     assert "starting again with ranks 0, 1" in seen.notices[0]
 
 
+def test_a_sample_that_gathers_more_than_was_known_before_leads_to_a_fresh_start(write):
+    # As with the objects of `all_gather_object`: the sizes first, then a call that depends on the longest.
+    script = write("""
+    dist.init()
+    size = 2 if rank == world - 1 else 1
+    longest = max(int(size) for size in dist.gather(0, b"%d" % size))
+    dist.gather(0, b"", op="all_gather" if longest == 1 else "gather")
+    """)
+    seen = Seen()
+    trace = launch(job(script, world=16), listen=seen)
+    assert "starting again with ranks 0, 15" in seen.notices[0]
+    assert trace.captured_ranks[-1] == 15
+
+
 def test_threads_of_a_rank_wait_independently(write):
     script = write("""
     import threading
@@ -293,11 +307,13 @@ def test_leaving_early_in_peace_ends_the_capture(write, leave):
 
 
 @pytest.mark.parametrize(
-    ("death", "words"), [("os._exit(3)", r"os\._exit\(3\)"), ("os.kill(os.getpid(), 9)", "SIGKILL")]
+    ("death", "words", "remedy"),
+    [("os._exit(3)", r"os\._exit\(3\)", ""), ("os.kill(os.getpid(), 9)", "SIGKILL", "runs out of memory")],
 )
-def test_a_process_that_vanishes_is_an_error(write, death, words):
-    with pytest.raises(ScriptError, match=words):
+def test_a_process_that_vanishes_is_an_error(write, death, words, remedy):
+    with pytest.raises(ScriptError, match=words) as error:
         launch(job(write(f"print('last words', file=sys.stderr)\n{death}"), world=1))
+    assert remedy in error.value.findings[0].remedy
 
 
 def test_mismatched_collectives_are_reported_with_both_lines(write):

@@ -31,6 +31,12 @@ def test_the_remedy_names_what_the_file_wants_of_a_missing_module(
     assert all(f'@sandtable.cost("{name}")' in remedy for name in described)
 
 
+def test_a_module_that_an_installed_package_lacks_may_be_in_another_release() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec("import json.compression.compress", {})
+    assert missing_module_remedy(caught.value).startswith("json is installed here without this module: another release")
+
+
 def test_other_errors_have_no_such_remedy() -> None:
     assert missing_module_remedy(ImportError("cannot import name 'x'")) == ""
     assert missing_module_remedy(ModuleNotFoundError("...; sandtable run --without apex", name="apex.amp")) == ""

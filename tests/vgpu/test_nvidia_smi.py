@@ -44,6 +44,22 @@ def test_an_unknown_field_is_an_error_as_it_is_there():
     assert answer(["--query-gpu=colour", "--format=csv"], CARDS)[0] == 2
 
 
+def test_what_nothing_here_knows_is_not_available():
+    assert answer(["--query-gpu=index,serial,ecc.mode.current", "--format=csv,noheader", "-i", "0"], CARDS) == (
+        0,
+        "0, [N/A], [N/A]\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-q", "-x"], ["nvlink", "--status"], ["dmon", "-c", "1"], ["topo", "-p2p", "n"]]
+)
+def test_what_is_not_answered_is_an_error(arguments):
+    code, text = answer(arguments, CARDS)
+    assert code == 2
+    assert "is not answered in a rehearsal" in text
+
+
 def test_the_topology_shows_links_between_cards():
     assert "NV12" in answer(["topo", "-m"], CARDS)[1].split("Legend")[0]
 

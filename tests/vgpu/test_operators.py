@@ -911,3 +911,13 @@ def _multiply_with_and_without_tf32() -> None:
 def test_products_of_float32_say_whether_the_script_allows_tf32():
     operators = rehearse(_multiply_with_and_without_tf32).trace.rank(0).operators()
     assert [op.signature.tf32 for op in operators if op.signature.op == "aten::mm"] == [False, True, False]
+
+
+@on_gpu()
+def test_flags_are_shifted_into_an_integer():
+    signs = torch.tensor([True, False, True], device="cuda")
+    mask = torch.tensor(0, dtype=torch.int32, device="cuda")
+    for place, sign in enumerate(signs):
+        mask |= sign << place
+    assert mask.item() == 0b101
+    assert ((torch.ones(4096, 4096, device="cuda") > 0) << 1).dtype == torch.int64

@@ -372,6 +372,21 @@ def test_process_that_cannot_be_virtual_is_rejected_by_line(tmp_path, body, line
     assert finding.remedy
 
 
+def test_a_spawned_worker_may_ask_what_card_there_is_while_it_imports_the_script(tmp_path):
+    # Megatron-LM's checkpoints pass through a queue of a spawned manager, and its modules ask when they are imported.
+    script = write_script(
+        tmp_path,
+        """
+        torch.cuda.get_device_name()
+        if __name__ == "__main__":
+            queue = mp.get_context("spawn").Manager().Queue()
+            queue.put(torch.zeros(1, device="cuda").device.type)
+            assert queue.get() == "cuda"
+        """,
+    )
+    assert capture(script).result.error is None
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

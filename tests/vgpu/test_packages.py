@@ -72,9 +72,9 @@ def test_parameters_may_require_gradients(run):
 
 
 def test_a_kernel_without_a_replacement_is_named(run):
-    error = run("CUDAOpBuilder('evoformer_attn').load()").error
+    error = run("CUDAOpBuilder('transformer_inference').load()").error
     assert error is not None
-    assert "'evoformer_attn' must have a replacement" in str(error)
+    assert "'transformer_inference' must have a replacement" in str(error)
 
 
 def test_the_time_of_an_update_follows_from_its_bytes(run):

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 
 import pytest
 import torch
@@ -159,6 +160,36 @@ def test_groups_of_experts_keep_the_popular_ones_popular():
     assert sum(counts) == 4096 * 6
     assert counts[0] == max(counts)
     assert counts[0] > 4 * counts[40]
+
+
+@on_gpu()
+def test_a_choice_that_a_mask_restricts_is_made_once_for_each_mask():
+    rows, experts, top_k = 512, 256, 8
+    begins_at = torch.arange(rows, device=CARD).unsqueeze(1) * 32 % experts
+    masks = [(torch.arange(experts, device=CARD) - begins_at) % experts < kept for kept in (64, 128)]
+
+    def choose(mask: torch.Tensor) -> tuple[torch.Tensor, float]:
+        masked = scores(rows, experts).masked_fill(~mask, float("-inf"))
+        start = process_time()
+        chosen = masked.topk(top_k)[1]
+        return chosen, process_time() - start
+
+    (one, took), (other, _) = choose(masks[0]), choose(masks[1])
+    again, seconds = zip(*(choose(masks[0]) for _ in range(3)), strict=True)
+    assert all(chosen.tolist() == one.tolist() for chosen in again)
+    assert other.tolist() != one.tolist()
+    assert min(seconds) < took / 3
+
+
+@on_gpu()
+def test_tokens_of_each_expert_are_counted_in_a_mask():
+    chosen = scores(experts=256).topk(4)[1]
+    mask = torch.zeros(TOKENS, 256, dtype=torch.bool, device=CARD).scatter_(1, chosen, True)
+    expected = torch.bincount(chosen.flatten(), minlength=256)
+    for counts in (mask.sum(dim=0), mask.sum(0, dtype=torch.int64), mask.sum(dim=0, keepdim=True)[0], mask.T.sum(-1)):
+        assert counts.dtype == torch.int64
+        assert counts.tolist() == expected.tolist()
+    assert mask.sum(dim=1).unique().tolist() == [4]
 
 
 @on_gpu()

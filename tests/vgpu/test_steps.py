@@ -44,6 +44,21 @@ def loss(model, *, passes=1):
     return x.square().mean()
 
 
+def reports_how_it_ends():
+    import torch
+
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters())
+    try:
+        for step in range(ROUNDS):
+            loss(model).backward()
+            optimizer.step()
+            print("step", step)
+    except BaseException as error:
+        print("training failed:", error)
+        raise
+
+
 def gan(critics=1):
     import torch
 
@@ -333,3 +348,7 @@ def call_the_engine_by_keyword():
 
 def test_a_backward_pass_may_call_the_engine_by_keyword_as_megatron_does():
     assert [step["backward"] for step in products(rehearse(call_the_engine_by_keyword).trace)] == [1, 1]
+
+
+def test_a_script_that_is_ended_says_nothing_more():
+    assert [text for _, text in rehearse(reports_how_it_ends, steps=2).out] == ["step 0", "step 1"]

@@ -41,6 +41,26 @@ def test_a_model_larger_than_the_host_is_built_there_without_taking_its_memory()
 
 
 @on_gpu()
+def test_a_checkpoint_larger_than_the_host_is_loaded_there_without_taking_its_memory():
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    model, other = (
+        nn.Sequential(nn.Linear(1 << 15, 1 << 15), nn.LayerNorm(8)),
+        nn.Linear(1 << 15, 1 << 15),
+    )  # 4 GiB each
+    saved = {"0.weight": other.weight.detach(), "0.bias": torch.ones(1 << 15), "1.bias": torch.ones(8), "2.bias": None}
+    weights = dict(saved)
+    result = model.load_state_dict(saved, strict=False)
+    assert (result.missing_keys, result.unexpected_keys) == (["1.weight"], ["2.bias"])
+    assert model.get_parameter("0.bias").sum() == 1 << 15, "a small one is loaded"
+    assert all(saved[name] is weights[name] for name in weights), "the checkpoint stays as it was"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < 1 << 28
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        nn.Linear(1 << 10, 1 << 10).load_state_dict({"weight": torch.ones(4, 4)}, strict=False)
+
+
+@on_gpu()
 def test_large_data_on_the_host_is_filled():
     noise = torch.full((1 << 20,), -1.0).uniform_(2, 3)
     assert 2 <= noise.min() < noise.max() <= 3

@@ -106,6 +106,34 @@ def test_products_of_flash_attention_follow_its_loops():
     assert full.dtype == "bfloat16"
 
 
+def _multiply_halves() -> None:
+    from tests.vgpu import triton_kernels as kernels
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    a, b, out = (torch.zeros(size, 64, device="cuda", dtype=torch.bfloat16) for size in (64 * 12, 64, 64 * 12))
+    a, b, out = (TensorDescriptor.from_tensor(tensor, [64, 64]) for tensor in (a, b, out))
+    kernels.multiply_halves[(4,)](a, b, out, 12, NUM_PROGRAMS=4, BLOCK=64)
+
+
+def test_products_of_blocks_that_are_split_and_joined_count():
+    (launch,) = _launches(rehearse(_multiply_halves).trace)
+    assert launch.work is not None
+    assert launch.work.flops == 12 * 2 * 64**3
+
+
+def _multiply_symmetric() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    a, out = (torch.zeros(960, 960, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    kernels.multiply_symmetric[(15 * 15,)](a, out, 960, 960, BLOCK=64)
+
+
+def test_products_of_tiles_on_one_side_of_the_diagonal_count_and_no_others():
+    (launch,) = _launches(rehearse(_multiply_symmetric).trace)
+    assert launch.work is not None
+    assert launch.work.flops == (15 * 16 // 2) * 15 * 2 * 64**3
+
+
 def _multiply_some() -> None:
     from tests.vgpu import triton_kernels as kernels
 
@@ -221,3 +249,54 @@ def test_kernels_inside_a_compiled_graph_are_launched():
     signatures = [op.signature for op in rehearse(_compile_around_kernel).trace.rank(0).operators()]
     (add,) = [signature for signature in signatures if signature.op == "triton::add"]
     assert (_elements(add.inputs), _elements(add.outputs)) == ([1000, 1000], [1000])
+
+
+_COPY_OF_INDUCTOR = """
+@triton_heuristics.user_autotune(
+    configs=[{'num_warps': 4}],
+    triton_meta={'signature': {'a_ptr': '*bf16', 'b_ptr': '*bf16', 'c_ptr': '*bf16', 'M': 'i32', 'N': 'i32', 'K': 'i32',
+                               'BLOCK_M': 'constexpr', 'BLOCK_N': 'constexpr', 'BLOCK_K': 'constexpr'},
+                 'device': DeviceProperties(type='cuda', index=0), 'kind': tl.float32,
+                 'constants': {'BLOCK_M': 64, 'BLOCK_N': 64, 'BLOCK_K': 32}},
+)
+@triton.jit
+def multiply(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr): ...
+"""
+
+
+def _multiply_from_graph() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    from sandtable.vgpu.compile.script_kernel import ScriptKernel
+
+    shapes = ((512, 1024), (1024, 256), (512, 256))
+    a, b, c = (torch.zeros(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    ScriptKernel(kernels.multiply.fn, _COPY_OF_INDUCTOR).run(a, b, c, 512, 256, 1024, 32, 1, 1, stream=0)
+
+
+def test_products_of_a_kernel_count_where_a_compiled_graph_launches_it():
+    signatures = [op.signature for op in rehearse(_multiply_from_graph).trace.rank(0).operators()]
+    (multiply,) = [signature for signature in signatures if signature.op == "triton::multiply"]
+    assert multiply.work is not None
+    assert (multiply.work.flops, multiply.work.dtype) == (2 * 512 * 256 * 1024, "bfloat16")
+    assert multiply.work.grid == (32, 1, 1)
+
+
+def _multiply_with_a_one_from_graph() -> None:
+    from tests.vgpu import triton_kernels as kernels
+
+    from sandtable.vgpu.compile.script_kernel import ScriptKernel
+
+    copy = _COPY_OF_INDUCTOR.replace("'K': 'i32'", "'K': 'constexpr'").replace(
+        "'BLOCK_K': 32}", "'BLOCK_K': 32, 'K': 1}"
+    )
+    a, b, c = (torch.zeros(shape, device="cuda", dtype=torch.bfloat16) for shape in ((512, 1), (1, 256), (512, 256)))
+    ScriptKernel(kernels.multiply.fn, copy).run(a, b, c, 512, 256, 1, 32, 1, 1, stream=0)
+
+
+def test_an_integer_of_one_that_is_compiled_in_and_passed_leaves_the_grid_as_it_is():
+    signatures = [op.signature for op in rehearse(_multiply_with_a_one_from_graph).trace.rank(0).operators()]
+    (multiply,) = [signature for signature in signatures if signature.op == "triton::multiply"]
+    assert multiply.work is not None
+    assert multiply.work.grid == (32, 1, 1)
+    assert multiply.work.flops == 2 * 512 * 256 * 32  # the inner side in whole tiles

@@ -34,6 +34,32 @@ def gather(index_ptr, table_ptr, out_ptr, sum_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def multiply_halves(a_desc, b_desc, out_desc, num_tiles, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+    for tile in tl.range(tl.program_id(0), num_tiles, NUM_PROGRAMS, flatten=True):
+        block = tl.dot(a_desc.load([tile * BLOCK, 0]), b_desc.load([0, 0]).T)
+        first, second = tl.split(tl.permute(tl.reshape(block, (BLOCK, 2, BLOCK // 2)), (0, 2, 1)))
+        both = tl.interleave(tl.maximum(first, 0), second * tl.sqrt(second))
+        out_desc.store([tile * BLOCK, 0], tl.reshape(tl.join(both, both), (BLOCK, 2 * BLOCK)))
+
+
+@triton.jit
+def multiply_symmetric(a_ptr, out_ptr, ROWS, INNER, BLOCK: tl.constexpr):
+    """Multiply a matrix with its transpose: tiles above the diagonal are those below it."""
+    tiles = tl.cdiv(ROWS, BLOCK)
+    place = tl.program_id(0)
+    row, column = tl.swizzle2d(place // tiles, place % tiles, tiles, tiles, 8)
+    if row < column:
+        return
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for step in range(0, tl.cdiv(INNER, BLOCK)):
+        inner = step * BLOCK + tl.arange(0, BLOCK)
+        a = tl.load(a_ptr + (row * BLOCK + tl.arange(0, BLOCK))[:, None] * INNER + inner[None, :])
+        b = tl.load(a_ptr + (column * BLOCK + tl.arange(0, BLOCK))[:, None] * INNER + inner[None, :])
+        total = tl.dot(a, tl.trans(b), total)
+    tl.store(out_ptr + row * BLOCK + tl.arange(0, BLOCK), total)
+
+
+@triton.jit
 def copy_blocks(source, target, BLOCK: tl.constexpr):
     block = source.load([0, 0])
     target.store([0, 0], block)

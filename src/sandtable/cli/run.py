@@ -91,6 +91,9 @@ class RunOptions(WhatIfOptions):
     step_marker: Annotated[
         str, typer.Option(help="module:function whose returns end the steps, such as __main__:train_step")
     ] = ""
+    skip_steps: Annotated[
+        int, typer.Option(min=1, help="how many of the steps come before those that are timed, such as a warm-up")
+    ] = 1
     routing: Annotated[
         str,
         typer.Option(
@@ -161,6 +164,7 @@ def run(options: RunOptions) -> None:
                 without=tuple(options.without or ()),
                 costs=options.costs or "",
                 step_marker=options.step_marker,
+                skip_steps=options.skip_steps,
                 routing=options.routing,
                 command=("sandtable", *sys.argv[1:]),
                 chakra=options.chakra,

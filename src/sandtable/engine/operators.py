@@ -5,6 +5,7 @@ import numpy as np
 from sandtable.engine.compute.model import CostModel
 from sandtable.engine.operator_table import BASES, Costs, OperatorTable
 from sandtable.trace.kinds import LaunchKind, Phase
+from sandtable.trace.signature import Signature
 from sandtable.trace.trace import Trace
 
 __all__ = ["price_operators"]
@@ -22,14 +23,13 @@ def price_operators(trace: Trace, model: CostModel, *, host_scale: float = 1.0) 
     signatures = trace.signatures
     operator_costs = [model.cost(signature) for signature in signatures]
     host = [[model.host_ns(signature, phase) for signature in signatures] for phase in Phase]
-    names = [signature.name for signature in signatures]
     flops = np.array([cost.flops for cost in operator_costs], dtype=np.float64)
     costs = Costs(
         work_ns=np.array([cost.work_ns for cost in operator_costs], dtype=np.float64),
         host_ns=np.array(host, dtype=np.float64).reshape(len(Phase), len(operator_costs)) * host_scale,
         launch_host_ns=np.array([model.launch_ns(kind) for kind in LaunchKind], dtype=np.float64) * host_scale,
         hooked_scale=HOOKED_SCALE,
-        is_copy=np.array([_crosses_host_link(name) for name in names], dtype=bool),
+        is_copy=np.array([_spares_the_card(signature) for signature in signatures], dtype=bool),
         has_flops=np.array(flops > 0, dtype=bool),
         call_host_ns=model.call_host_ns * host_scale,
         mark_host_ns=MARK_HOST_NS * host_scale,
@@ -45,5 +45,8 @@ def price_operators(trace: Trace, model: CostModel, *, host_scale: float = 1.0) 
     )
 
 
-def _crosses_host_link(name: str) -> bool:
-    return name in ("copy::host_to_device", "copy::device_to_host")
+def _spares_the_card(signature: Signature) -> bool:
+    """Return whether this takes nothing of the card itself: a copy to or from it, or work of a process beside it."""
+    if signature.work is not None and signature.work.place == "process":
+        return True
+    return signature.name in ("copy::host_to_device", "copy::device_to_host")

@@ -2,7 +2,8 @@
 
 A step lasts from the moment the slowest rank ended the one before to the moment the slowest ends this one. The first
 has no such beginning, and it differs from the others (optimizer states are made, memory is reserved), so it counts only
-where it is the only one: then it begins at the first matrix product, and everything before is set-up.
+where it is the only one: then it begins at the first matrix product, and everything before is set-up. More steps are
+skipped where the user says so, because a script warms up in them.
 """
 
 from collections.abc import Sequence
@@ -46,15 +47,19 @@ class StepWindows:
         return int(np.flatnonzero(differences <= _ALIKE * self.median_ns)[-1])
 
 
-def step_windows(programs: Sequence[Program], times: Sequence[Times]) -> StepWindows:
-    """Return the windows of the steps that every rank made, leaving out ranks that made none."""
+def step_windows(programs: Sequence[Program], times: Sequence[Times], *, num_skipped: int = 1) -> StepWindows:
+    """Return the windows of the steps that every rank made, leaving out ranks that made none.
+
+    The first `num_skipped` steps are left out, but the last step never is.
+    """
     ends = [own.end_ns[program.steps] for program, own in zip(programs, times, strict=True) if len(program.steps)]
     if not ends:
         raise _untimed("a run must end a step for its step time to be known, but this one ended none")
     fewest = min(map(len, ends))
     if fewest >= 2:
         last = np.max([own[:fewest] for own in ends], axis=0)
-        return StepWindows(first_number=2, start_ns=last[:-1], end_ns=last[1:])
+        skipped = min(max(num_skipped, 1), fewest - 1)
+        return StepWindows(first_number=skipped + 1, start_ns=last[skipped - 1 : -1], end_ns=last[skipped:])
     firsts = [
         int(own.start_ns[program.first_work])
         for program, own in zip(programs, times, strict=True)

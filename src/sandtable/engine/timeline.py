@@ -134,7 +134,7 @@ class Timeline:
     @cached_property
     def steps(self) -> StepWindows:
         """When each step began and ended. Raises SimulationError if the run made none."""
-        return step_windows(self.programs, self.times)
+        return step_windows(self.programs, self.times, num_skipped=self.trace.run.num_skipped_steps)
 
     @cached_property
     def _window(self) -> tuple[int, int]:

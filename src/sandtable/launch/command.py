@@ -20,7 +20,7 @@ from typing import Protocol
 from sandtable.errors import LaunchError
 from sandtable.launch.accelerate import parse_accelerate
 from sandtable.launch.composer import parse_composer
-from sandtable.launch.deepspeed import parse_deepspeed
+from sandtable.launch.deepspeed import parse_deepspeed, parse_deepspeed_node
 from sandtable.launch.environment import FixedEnvironment, LayeredEnvironment
 from sandtable.launch.fabric import parse_fabric
 from sandtable.launch.mpi import parse_mpirun
@@ -168,6 +168,7 @@ _MODULE_READERS: dict[str, _Reader] = {
     "accelerate.commands.launch": parse_accelerate,
     "deepspeed": parse_deepspeed,
     "deepspeed.launcher.runner": parse_deepspeed,
+    "deepspeed.launcher.launch": parse_deepspeed_node,
     "composer.cli.launcher": parse_composer,
 }
 """The same launchers as `python -m` runs them."""

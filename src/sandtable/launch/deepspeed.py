@@ -3,15 +3,20 @@
     deepspeed --num_gpus 8 train.py --deepspeed ds_config.json
     deepspeed --hostfile hosts --include worker-0@worker-1:0,2 train.py
 
-Hosts and their GPUs are read from the hostfile, by default /job/hostfile; without one there is a single node.
+Hosts and their GPUs are read from the hostfile, by default /job/hostfile; without one there is a single node. What it
+starts on each node, `python -m deepspeed.launcher.launch`, is read, too: scripts that call the launcher as a function
+(GPT-NeoX) start only that.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandtable.errors import LaunchError
@@ -25,10 +30,11 @@ from sandtable.launch.environment import (
 from sandtable.launch.options import OptionTable, ParsedOptions, option_names
 from sandtable.launch.plan import LaunchPlan
 
-__all__ = ["DeepSpeedEnvironment", "parse_deepspeed"]
+__all__ = ["DeepSpeedEnvironment", "parse_deepspeed", "parse_deepspeed_node"]
 
 _DEFAULT_HOSTFILE = "/job/hostfile"
 _ENVIRONMENT_FILE = ".deepspeed_env"
+_NO_PYTHON = "only Python scripts run on virtual GPUs; name the script itself"
 
 _TABLE = OptionTable(
     launcher="deepspeed",
@@ -42,6 +48,17 @@ _TABLE = OptionTable(
         "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank quiet"
     ),
     short={"-H": "hostfile", "-i": "include", "-e": "exclude", "-q": "quiet", "--num_accelerators": "num_gpus"},
+    has_both_spellings=False,
+    may_shorten=True,
+)
+
+_NODE_TABLE = OptionTable(
+    launcher="deepspeed.launcher.launch",
+    values=option_names(
+        "node_rank master_addr master_port world_info save_pid enable_each_rank_log bind_core_list log_level"
+    ),
+    switches=option_names("module no_python no_local_rank bind_cores_to_rank quiet"),
+    short={"-q": "quiet"},
     has_both_spellings=False,
     may_shorten=True,
 )
@@ -82,7 +99,7 @@ def parse_deepspeed(words: Sequence[str], variables: Mapping[str, str]) -> Launc
     parsed.reject(
         {
             "autotuning": "it runs many trainings; rehearse each configuration",
-            "no_python": "only Python scripts run on virtual GPUs; name the script itself",
+            "no_python": _NO_PYTHON,
         }
     )
     backend = (parsed.get("launcher") or "pdsh").lower()
@@ -91,21 +108,49 @@ def parse_deepspeed(words: Sequence[str], variables: Mapping[str, str]) -> Launc
             f"deepspeed --launcher must be pdsh, but got '{backend}'; start the ranks with srun or mpirun instead: "
             "sandtable run -- srun ... python train.py"
         )
-    script, script_args = parsed.require_script()
     hosts = _hosts(parsed, visible_gpus(variables))
-    gpus = next(iter(hosts.values()), None)
-    environment: LauncherEnvironment = DeepSpeedEnvironment(gpus=gpus, passes_local_rank="no_local_rank" not in parsed)
+    plan = _plan(parsed, hosts, ranks_per_node=parsed.count("num_gpus"))
     if len(hosts) > 1 and "no_ssh" not in parsed:
-        environment = LayeredEnvironment((FixedEnvironment(_exported(variables)), environment))
+        layers = (FixedEnvironment(_exported(variables)), plan.environment)
+        return replace(plan, environment=LayeredEnvironment(layers))
+    return plan
+
+
+def parse_deepspeed_node(words: Sequence[str], variables: Mapping[str, str]) -> LaunchPlan:
+    """Read the words after `python -m deepspeed.launcher.launch`, which starts the ranks of one node."""
+    parsed = _NODE_TABLE.parse(words)
+    parsed.reject({"no_python": _NO_PYTHON})
+    return _plan(parsed, _even(_read_world(parsed.get("world_info") or "")))
+
+
+def _plan(parsed: ParsedOptions, hosts: Hosts, *, ranks_per_node: int | None = None) -> LaunchPlan:
+    """Return the plan for these hosts; `ranks_per_node` where there are none."""
+    script, script_args = parsed.require_script()
+    gpus = next(iter(hosts.values()), None)
     return LaunchPlan(
         launcher="deepspeed",
         script=script,
         script_args=script_args,
         is_module="module" in parsed,
         num_nodes=max(len(hosts), 1),
-        ranks_per_node=parsed.count("num_gpus") if gpus is None else len(gpus),
-        environment=environment,
+        ranks_per_node=ranks_per_node if gpus is None else len(gpus),
+        environment=DeepSpeedEnvironment(gpus=gpus, passes_local_rank="no_local_rank" not in parsed),
     )
+
+
+def _read_world(text: str) -> Hosts:
+    """Return the hosts that DeepSpeed gives its launcher on each node: JSON in base64."""
+    try:
+        hosts = json.loads(base64.urlsafe_b64decode(text))
+        world = {str(name): tuple(map(int, gpus)) for name, gpus in hosts.items()}
+    except (binascii.Error, ValueError, AttributeError, TypeError):
+        world = {}
+    if not world:
+        raise LaunchError(
+            f"--world_info must be hosts and their GPUs, such as {{'localhost': [0, 1]}}, as JSON in base64, but got "
+            f"'{text}'; rehearse the deepspeed command instead"
+        )
+    return world
 
 
 def _hosts(parsed: ParsedOptions, visible: tuple[str, ...] | None) -> Hosts:
@@ -131,6 +176,11 @@ def _hosts(parsed: ParsedOptions, visible: tuple[str, ...] | None) -> Hosts:
         hosts = {name: pool[name] for name in list(pool)[:num_nodes]}
     if num_gpus is not None:
         hosts = {name: tuple(range(num_gpus)) for name in hosts}
+    return _even(hosts)
+
+
+def _even(hosts: Hosts) -> Hosts:
+    """Return the hosts, which must have as many GPUs each."""
     if len({len(gpus) for gpus in hosts.values()}) > 1:
         counts = ", ".join(f"{name}: {len(gpus)}" for name, gpus in hosts.items())
         raise LaunchError(f"every node must have the same number of ranks, but got {counts}; make them equal")

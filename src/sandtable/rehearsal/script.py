@@ -38,6 +38,7 @@ class LaunchOptions:
         is_module: whether the script is a module's name, as with `python -m`.
         max_operators: stop a rank after this many operators without an optimizer step.
         step_marker: a function as "module:function", each of whose returns ends a step; `sandtable.step()` needs none.
+        skip_steps: how many of the captured steps come before those that are timed: a warm-up; the first always does.
         limits: how many ranks to run and to sample with `ranks="auto"`.
         routing: which experts the routers of a mixture choose: "balanced", "zipf:1.2", or a file with weights.
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
@@ -56,6 +57,7 @@ class LaunchOptions:
     is_module: bool = False
     max_operators: int = 1_000_000
     step_marker: str = ""
+    skip_steps: int = 1
     limits: Limits = field(default_factory=Limits)
     routing: str = BALANCED
     share_imports: bool = True
@@ -182,6 +184,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         nproc_per_node=ranks_per_node,
         cluster=cluster,
         num_steps=steps,
+        num_skipped_steps=options.skip_steps,
         max_operators=options.max_operators,
         step_marker=options.step_marker,
         ranks=options.ranks if isinstance(options.ranks, str) else tuple(options.ranks),

@@ -72,6 +72,7 @@ class CaptureStore:
             job.world_size,
             job.nproc_per_node,
             job.num_steps,
+            job.num_skipped_steps,
             job.step_marker,
             job.max_operators,
             job.ranks,

@@ -93,7 +93,7 @@ def _print_job(run: Summary, console: Console) -> None:
     capture = run.capture
     devices = ", ".join(f"{device.num_ranks:,} × {device.name}" for device in run.cluster.devices)
     console.print(
-        f"\n[bold]{run.world_size:,} ranks[/bold] on {escape(run.cluster.title)}: {escape(devices)}; "
+        f"\n[bold]{_plural(run.world_size, 'rank', 'ranks')}[/bold] on {escape(run.cluster.title)}: {escape(devices)}; "
         f"{_plural(len(capture.classes), 'class', 'classes')} of equal ranks, "
         f"{_plural(len(capture.captured_ranks), 'rank', 'ranks')} captured",
         highlight=False,
@@ -210,7 +210,7 @@ def _memory_line(row: ClassMemory) -> str:
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest if size)
     host = f"; {format_bytes(use.host_bytes)} of host memory per rank" if use.host_bytes >= _SHOWN_HOST_BYTES else ""
     return (
-        f"[{style}]{share:.0%}[/{style}] of the card, {format_bytes(use.peak_reserved_bytes)}: ranks {row.ranks} "
+        f"[{style}]{share:.0%}[/{style}] of the card, {format_bytes(use.peak_reserved_bytes)}: {_ranks(row.ranks)} "
         f"[dim]({parts}{host})[/dim]"
     )
 
@@ -222,6 +222,10 @@ def _cost_line(cost: RunCost) -> str:
     if cost.usd_per_1000_steps is not None:
         words += f", ${cost.usd_per_1000_steps:,.2f} at ${cost.usd_per_gpu_hour:,.2f} per GPU-hour"
     return words
+
+
+def _ranks(places: str) -> str:
+    return f"rank {places}" if places.isdecimal() else f"ranks {places}"
 
 
 def _plural(count: int, one: str, many: str) -> str:

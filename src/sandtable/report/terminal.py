@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,13 +12,15 @@ from rich.table import Table
 
 from sandtable.findings import place_text
 from sandtable.report.source_lines import shorten_path
-from sandtable.trace import CaptureSummary, ClassSummary, NoteSummary
+from sandtable.trace import MISSING_PACKAGE, CaptureSummary, ClassSummary, NoteSummary
 from sandtable.units import format_bytes, format_count, format_flops, format_seconds
 
 __all__ = ["print_notes", "print_summary"]
 
 _MAX_CLASSES = 20
 _MAX_NOTES = 8
+_MAX_PLACES = 3
+"""Lines named in a note, where several have the same one."""
 _MAX_SYNCS = 5
 
 
@@ -37,7 +40,8 @@ def _print_job(summary: CaptureSummary, console: Console) -> None:
     ran = len(summary.captured_ranks)
     step = f"{format_flops(summary.flops_per_step)} per step" if summary.num_steps else "no optimizer step"
     console.print(
-        f"\n[bold]{summary.world_size:,} ranks[/bold] on {summary.cluster}, {summary.gpus_per_node} GPUs per node: "
+        f"\n[bold]{_plural(summary.world_size, 'rank', 'ranks')}[/bold] on {summary.cluster}, "
+        f"{summary.gpus_per_node} GPUs per node: "
         f"{_plural(len(summary.classes), 'class', 'classes')} of equal ranks, "
         f"{_plural(ran, 'rank', 'ranks')} captured",
         highlight=False,
@@ -114,15 +118,34 @@ def _print_syncs(summary: CaptureSummary, console: Console) -> None:
 
 
 def print_notes(notes: Sequence[NoteSummary], console: Console, *, max_notes: int = _MAX_NOTES) -> None:
-    """Print what the user should know about the capture."""
+    """Print what the user should know about the capture; the same note of several lines once."""
     if not notes:
         return
     console.print("\n[dim]notes[/dim]")
-    for note in notes[:max_notes]:
-        place = f" ({place_text(shorten_path(note.file), note.line)})" if note.file else ""
-        console.print(f"  {note.kind}: {note.text}{place}", highlight=False, markup=False)
-    if len(notes) > max_notes:
-        console.print(f"  ... {len(notes) - max_notes} more in the trace", highlight=False)
+    places: dict[tuple[str, str], list[str]] = {}
+    for note in _with_packages_together(notes):
+        where = places.setdefault((note.kind, note.text), [])
+        if note.file:
+            where.append(place_text(shorten_path(note.file), note.line))
+    for (kind, text), where in list(places.items())[:max_notes]:
+        more = f" and {len(where) - _MAX_PLACES} more" if len(where) > _MAX_PLACES else ""
+        place = f" ({', '.join(where[:_MAX_PLACES])}{more})" if where else ""
+        console.print(f"  {kind}: {text}{place}", highlight=False, markup=False)
+    if len(places) > max_notes:
+        console.print(f"  ... {len(places) - max_notes} more in the trace", highlight=False)
+
+
+def _with_packages_together(notes: Sequence[NoteSummary]) -> Sequence[NoteSummary]:
+    """Return one note for all missing packages, of which one import can find half a dozen, behind the others."""
+    missing = [note for note in notes if note.kind == MISSING_PACKAGE]
+    if len(missing) < 2:
+        return notes
+    names = ", ".join(sorted(note.text.partition(" ")[0] for note in missing))
+    text = (
+        f"{names} are not installed here: replacements are used as if they were; --without NAME rehearses without one"
+    )
+    together = replace(missing[0], kind="missing packages", text=text, file="")
+    return [*(note for note in notes if note.kind != MISSING_PACKAGE), together]
 
 
 def _plural(count: int, one: str, many: str) -> str:

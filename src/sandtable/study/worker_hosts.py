@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ ENVIRONMENT = {
 
 _GRACE_S = 5.0
 """Between SIGTERM and SIGKILL for torchrun; the kernel ends its workers with it."""
+
+_LOOK_S = 0.05
+"""Between looks at the workers of a launcher that is ending."""
 
 _BYTES_PER_MBIT = 125_000
 _LEAST_SHARE = 0.1
@@ -139,12 +143,18 @@ def cores_for(settings: StudySettings, *, cores: int) -> float:
 
 
 def _end(popen: "subprocess.Popen[str]") -> None:
+    """End the launcher and its workers.
+
+    A launcher that is interrupted while it starts workers forgets them, and a worker that has just been started does
+    not yet end with its parent, so they are noted while the launcher runs.
+    """
+    workers = set(_children(popen.pid))
     if popen.poll() is None:
         popen.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(_GRACE_S)
-    # A worker that has just been started does not yet end with its parent.
-    workers = _children(popen.pid) if popen.poll() is None else []
+        deadline = time.monotonic() + _GRACE_S
+        while popen.poll() is None and time.monotonic() < deadline:
+            workers.update(_children(popen.pid))
+            time.sleep(_LOOK_S)
     popen.kill()
     popen.wait()
     for process in workers:

@@ -7,7 +7,17 @@ them, `trace.rank(r)` shows any rank of the run, and `summarise_trace(trace)` ad
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.flops import flops
 from sandtable.trace.groups import Group, GroupTable
-from sandtable.trace.kinds import NO_STEPS, P2P_OPS, ROOTED_OPS, SKIPPED_UPDATES, TO_THE_END, Kind, Phase, SyncKind
+from sandtable.trace.kinds import (
+    MISSING_PACKAGE,
+    NO_STEPS,
+    P2P_OPS,
+    ROOTED_OPS,
+    SKIPPED_UPDATES,
+    TO_THE_END,
+    Kind,
+    Phase,
+    SyncKind,
+)
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
@@ -27,6 +37,7 @@ from sandtable.trace.work import Work
 
 __all__ = [
     "FILE_NAME",
+    "MISSING_PACKAGE",
     "NO_STEPS",
     "P2P_OPS",
     "ROOTED_OPS",

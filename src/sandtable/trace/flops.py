@@ -6,7 +6,8 @@ layers, convolutions, attention, recurrent layers); biases, norms, activations, 
 pointwise and count 0, since memory traffic (`movement.py`) decides how long those take.
 
 - Causal attention counts in full, as in torch.utils.flop_counter: the mask halves the work of a good kernel, not the
-  count. Backward of fused attention is five products (the scores again, dP, dV, dQ, dK) against two forward.
+  count. Backward of fused attention is five products (the scores again, dP, dV, dQ, dK) against two forward. A sliding
+  window does limit the count: it is the model's, and over long sequences there is little else.
 - Grouped convolutions count what each group does, forward and backward. torch.utils.flop_counter counts the weight
   gradient of a grouped convolution `groups` times too often; here it equals the forward count.
 - Gradients that are not needed (`output_mask`) do not count.
@@ -18,13 +19,42 @@ from math import prod
 from sandtable.errors import TraceError
 from sandtable.trace.signature import Signature, TensorSpec
 
-__all__ = ["flops", "num_packed"]
+__all__ = ["ATTENTION_PACKAGES", "attention_window", "flops", "num_packed", "square_flops"]
 
 Shape = tuple[int, ...]
+
+ATTENTION_PACKAGES = ("flash_attn::", "flash_attn_3::", "xformers_flash::", "xformers_flash3::", "transformer_engine::")
+"""The beginnings of the names of attention that is not torch's own.
+
+These operators have the mask as their first boolean, and sums in a fixed order as the second backward.
+"""
 
 
 def flops(signature: Signature) -> int:
     """Return the floating-point operations of one launch; 0 for operators that are not matrix products."""
+    counted, window = square_flops(signature), attention_window(signature)
+    if not window or not counted:
+        return counted
+    key = signature.inputs[2 if _is_backward(signature) else 1]
+    num_keys = _padded(signature, _heads_first(key.shape))[-2]
+    return counted * min(window + 1, num_keys) // num_keys
+
+
+def attention_window(signature: Signature) -> int:
+    """Return how many keys to the left a query of these packages sees at most; 0 if all.
+
+    The two sides of a window are the integers after the mask; -1 stands for no limit.
+    """
+    if not signature.name.startswith(ATTENTION_PACKAGES):
+        return 0
+    arguments = signature.arguments
+    mask_at = next((place for place, argument in enumerate(arguments) if isinstance(argument, bool)), len(arguments))
+    left = arguments[mask_at + 1 : mask_at + 2]
+    return left[0] if left and isinstance(left[0], int) and not isinstance(left[0], bool) and left[0] > 0 else 0
+
+
+def square_flops(signature: Signature) -> int:
+    """Return the same, with attention counted as if it had no window."""
     if signature.work is not None:
         return signature.work.total_flops
     formula = _FORMULAS.get(signature.name)
@@ -143,6 +173,10 @@ def _flash(signature: Signature) -> int:
 def _flash_backward(signature: Signature) -> int:
     query, key, value = (_heads_first(spec.shape) for spec in signature.inputs[1:4])
     return _attention_products(query, _padded(signature, key), value, num_with_key=3, num_with_value=2)
+
+
+def _is_backward(signature: Signature) -> bool:
+    return signature.name in _LOW_LEVEL_ATTENTION_BACKWARD
 
 
 def _heads_first(shape: Shape) -> Shape:

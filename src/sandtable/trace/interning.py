@@ -91,4 +91,5 @@ def _share(
         splits=tables.splits,
         flat_buffers=(),
         reduced_buckets=(),
+        chunked_dims=(),
     )

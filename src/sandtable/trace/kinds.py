@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 __all__ = [
+    "MISSING_PACKAGE",
     "NO_STEPS",
     "P2P_OPS",
     "ROOTED_OPS",
@@ -19,6 +20,9 @@ P2P_OPS = frozenset({"send", "recv"})
 
 ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Collectives with a root; their `peer` is the root's position in the group."""
+
+MISSING_PACKAGE = "missing package"
+"""The note of a rank that used a replacement for a package that is not installed; it begins with the name."""
 
 NO_STEPS = "no steps"
 """The note of a rank that made no step: what it did instead."""

@@ -122,6 +122,8 @@ class RankRecords:
     flat_buffers: tuple[FlatBuffer, ...] = ()
     reduced_buckets: tuple[ReducedBucket, ...] = ()
     """The buffers that this rank holds shards of; kept only until the classes are known."""
+    chunked_dims: tuple[tuple[int, int], ...] = ()
+    """Length and group of the dims of distributed tensors that a group does not divide; kept no longer."""
     notes: tuple[Note, ...] = ()
     memory: MemoryPeaks = MemoryPeaks()
     num_steps: int = 0
@@ -185,6 +187,7 @@ class RankRecords:
             (buffer.num_elements, buffer.parts, buffer.num_shards) for buffer in self.flat_buffers
         ]
         document["reduced_buckets"] = [(bucket.is_in_backward, bucket.parameters) for bucket in self.reduced_buckets]
+        document["chunked_dims"] = self.chunked_dims
         archive.write(path, arrays, {"header": {"format": FORMAT, "version": VERSION}, "rank": document})
 
     @classmethod
@@ -210,6 +213,7 @@ class RankRecords:
                 ReducedBucket(is_in_backward=is_in_backward, parameters=tuple(map(tuple, parameters)))
                 for is_in_backward, parameters in data["reduced_buckets"]
             ),
+            chunked_dims=tuple((length, group) for length, group in data["chunked_dims"]),
             **tables_from_json(data),
             **{name: data[name] for name in _FACTS},
         )

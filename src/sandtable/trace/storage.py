@@ -43,7 +43,8 @@ _FACTS = ("num_steps", "finished", "stop_reason", "core_seconds", "peak_rss_byte
 class RunFacts:
     """Facts about the run as a whole. `captured_ranks` are all ranks that ran, even if only to verify a class.
 
-    `ranks_per_node` is how many ranks started on each node; 0: one per GPU.
+    `ranks_per_node` is how many ranks started on each node; 0: one per GPU. The first `num_skipped_steps` steps, of a
+    warm-up for example, are not timed if others follow.
     """
 
     world_size: int
@@ -52,6 +53,7 @@ class RunFacts:
     ranks_per_node: int = 0
     command: tuple[str, ...] = ()
     num_steps: int = 0
+    num_skipped_steps: int = 1
     captured_ranks: tuple[int, ...] = ()
     wall_seconds: float = 0.0
     core_seconds: float = 0.0

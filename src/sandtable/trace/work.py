@@ -15,8 +15,8 @@ __all__ = ["Place", "Work", "WorkFamily"]
 WorkFamily = Literal["gemm", "attention", "elementwise", "normalisation", "reduction", "copy", "indexing"]
 """Whose efficiency a kernel has: a name of a family in `engine.compute`."""
 
-Place = Literal["device", "host", "disk"]
-"""Where the work is done: on the card, by the host's cores in host memory, or between host memory and its disks."""
+Place = Literal["device", "host", "process", "disk"]
+"""Where the work is done: on the card, by the rank itself in host memory, by a process beside it, or by the disks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,10 @@ class Work:
     products (batch, m, n, k) instead, for a kernel whose time depends on how they fill tiles. Bytes that are not given
     are those of the recorded tensors: inputs are read and outputs written once. `rows` and `row_ns` describe a kernel
     that keeps one program per multiprocessor, each of which takes its share of the rows one after the other. `grid` are
-    the blocks that the kernel is launched with, where they are known. Work at a `place` other than the card keeps the
-    host busy, and the card waits for what it issues next. `flops` that depend on values differ between ranks that do
-    the same with other data, and do not tell them apart.
+    the blocks that the kernel is launched with, where they are known. Work of the host and its disks keeps the host
+    busy, and the card waits for what it issues next; work of a process beside it takes its time on the stream that it
+    is recorded on. `flops` that depend on values differ between ranks that do the same with other data, and do not tell
+    them apart.
     """
 
     family: WorkFamily = "elementwise"

@@ -24,9 +24,12 @@ def adapt(core: ModuleType) -> None:
     # differs from run to run, and the records of equal ranks would differ.
     torch._C._set_multithreading_enabled(False)
     _prefer_fake_kernels()
+    _shift_flags()
     _leave_large_host_weights(core)
+    _load_no_large_host_weights(core)
     _follow_functions(core)
     _iterate_to_the_end(core)
+    _fuse_no_torchscript()
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]
     torch.UntypedStorage._write_file = _write_values(torch.UntypedStorage._write_file)  # type: ignore[method-assign]
@@ -50,6 +53,13 @@ def _prefer_fake_kernels() -> None:
     CustomOpDef.register_kernel = register_kernel  # type: ignore[method-assign]
 
 
+def _shift_flags() -> None:
+    """Let flags be shifted into an integer, which all devices do and only torch's Meta kernels refuse."""
+    import torch
+
+    torch._meta_registrations.shift_dtype_check = lambda name, flags, places: None
+
+
 def _follow_functions(core: ModuleType) -> None:
     """Mark calls of autograd functions, whose forward turns gradients off.
 
@@ -69,6 +79,19 @@ def _follow_functions(core: ModuleType) -> None:
             core.end_function()
 
     Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def _fuse_no_torchscript() -> None:
+    """Have functions of `torch.jit.script` run their operators one by one: fused, NVRTC would compile them for a card.
+
+    Scripts turn the fusers on themselves, too, so the switches do nothing from here on.
+    """
+    import torch
+
+    for name in ("_jit_set_texpr_fuser_enabled", "_jit_override_can_fuse_on_gpu"):
+        switch = getattr(torch._C, name)
+        switch(False)
+        setattr(torch._C, name, functools.wraps(switch)(lambda is_enabled: None))
 
 
 def _iterate_to_the_end(core: ModuleType) -> None:
@@ -119,6 +142,42 @@ def _leave_large_host_weights(core: ModuleType) -> None:
             setattr(torch.nn.init, name, leaving(getattr(torch.nn.init, name), torch.Tensor))
     for name in ("normal_", "uniform_"):
         setattr(torch.Tensor, name, leaving(getattr(torch.Tensor, name), torch.nn.Parameter))
+
+
+def _load_no_large_host_weights(core: ModuleType) -> None:
+    """Do not copy large weights of a checkpoint into a model on the host, for the same reason.
+
+    `load_state_dict` still checks names and shapes: it copies each of these parameters to itself, which does nothing.
+    """
+    from torch.nn import Module
+
+    original = Module._load_from_state_dict
+    said: list[bool] = []
+
+    @functools.wraps(original)
+    def load(self: Any, state_dict: Any, prefix: str, *args: Any) -> Any:
+        large = {
+            prefix + name: parameter
+            for name, parameter in self._parameters.items()
+            if parameter is not None and parameter.is_cpu and parameter.nbytes > _LARGE_WEIGHT_BYTES
+        }
+        loaded = {name: state_dict[name] for name in large if _fits(state_dict.get(name), large[name])}
+        if loaded and not said:
+            said.append(True)
+            core.note("host weights", "large weights of checkpoints were not copied into models on the host")
+        state_dict.update({name: large[name] for name in loaded})
+        try:
+            return original(self, state_dict, prefix, *args)
+        finally:  # hooks of the module may have renamed some
+            state_dict.update({name: value for name, value in loaded.items() if state_dict.get(name) is large[name]})
+
+    Module._load_from_state_dict = load  # type: ignore[method-assign, assignment]
+
+
+def _fits(value: Any, parameter: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_cpu and value.shape == parameter.shape
 
 
 def _new_storage(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sandtable.trace import NO_STEPS, SKIPPED_UPDATES, Kind, Line, MemoryPeaks, Note, RankRecords
+from sandtable.trace import MISSING_PACKAGE, NO_STEPS, SKIPPED_UPDATES, Kind, Line, MemoryPeaks, Note, RankRecords
 from sandtable.units import MIB
 from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
@@ -29,9 +29,17 @@ from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
+from sandtable.vgpu.list_shardings import adapt_list_shardings
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.ordering import in_order
-from sandtable.vgpu.packages import Package, Watcher, follow_descriptions, follow_packages
+from sandtable.vgpu.packages import (
+    DescribedOperators,
+    Package,
+    Watcher,
+    follow_descriptions,
+    follow_packages,
+    mpi4py,
+)
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
@@ -45,6 +53,7 @@ from sandtable.vgpu.steps import StepCounter
 from sandtable.vgpu.stop import StopCapture
 from sandtable.vgpu.subprocesses import PROGRAM_EVENTS
 from sandtable.vgpu.torch_processes import follow_processes
+from sandtable.vgpu.undescribed import ask_for_description
 
 __all__ = ["CONTEXT_BYTES", "Capture"]
 
@@ -119,7 +128,7 @@ class Capture:
         channel.take_logged_calls = core.take_notes
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
-        flat_buffers, host_memory = FlatBufferReader(), HostMemoryReader()
+        flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
         next_report = 0.0
 
@@ -132,6 +141,8 @@ class Capture:
                 channel.report(StepEnded(number))
                 next_report = now + _REPORT_SECONDS
 
+        from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
+
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         steps.install()
         follow_updates(steps.count_replay)
@@ -139,18 +150,17 @@ class Capture:
         skipped.install()
         adapt(core)
         adapt_checkpoints(core)
-        follow_extensions(core)
+        adapt_list_shardings()
+        follow_host_updates()
+        operators = DescribedOperators(ask_for_description)
+        follow_extensions(core, operators.implement)
         finder = follow_packages(
-            Watcher(
-                on_reduction=flat_buffers.note_reduction,
-                around_optimizer=steps.around_optimizer,
-                after_backward=partial(_after_backward, core),
-                on_missing=partial(_note_missing_package, core),
-            ),
+            _watcher(core, steps, flat_buffers, operators),
             Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
+            mpi4py.package(place=lambda: (groups.rank, groups.world_size), new_group=groups.new_line),
             without=settings.without,
         )
-        follow_descriptions(core, finder)
+        follow_descriptions(core, finder, operators)
         if settings.costs:
             runpy.run_path(settings.costs)
         follow_futures(core)
@@ -222,6 +232,7 @@ class Capture:
             groups=tuple(self._groups.own),
             flat_buffers=self._flat_buffers.buffers,
             reduced_buckets=self._flat_buffers.buckets,
+            chunked_dims=self._flat_buffers.chunked_dims,
             notes=tuple(Note(*note) for note in core.notes()),
             memory=MemoryPeaks(
                 allocated_bytes=allocated,
@@ -248,6 +259,19 @@ class Capture:
             self._core.note(NO_STEPS, self._steps.describe_none())
 
 
+def _watcher(
+    core: ModuleType, steps: StepCounter, flat_buffers: FlatBufferReader, operators: DescribedOperators
+) -> Watcher:
+    return Watcher(
+        on_reduction=flat_buffers.note_reduction,
+        around_optimizer=steps.around_optimizer,
+        after_backward=partial(_after_backward, core),
+        on_update=steps.note_update,
+        on_missing=partial(_note_missing_package, core),
+        on_unbuilt=operators.define,
+    )
+
+
 @contextmanager
 def _after_backward(core: ModuleType) -> Iterator[None]:
     """Count all work inside as the backward pass's."""
@@ -260,13 +284,17 @@ def _after_backward(core: ModuleType) -> Iterator[None]:
 
 def _note_missing_package(core: ModuleType, name: str) -> None:
     text = f"{name} is not installed here: a replacement is used as if it were; --without {name} rehearses without it"
-    core.note("missing package", text)
+    core.note(MISSING_PACKAGE, text)
 
 
 def _set_up_cards(core: ModuleType, settings: RankSettings) -> None:
     device = settings.device
-    core.configure(settings.num_gpus, device.memory_bytes, CONTEXT_BYTES, device.major)
-    cuda_device.describe(device, count=settings.num_gpus)
+
+    def configure(count: int) -> None:
+        core.configure(count, device.memory_bytes, CONTEXT_BYTES, device.major)
+
+    configure(settings.num_gpus)
+    cuda_device.describe(device, count=settings.num_gpus, configure=configure)
     offer_nvidia_smi(settings)
 
 

@@ -42,6 +42,7 @@ def adapt_checkpoints(core: ModuleType) -> None:
     from torch.distributed.tensor import DTensor
 
     exchange = _Exchange()
+    _DistWrapper.gather_object = exchange.gather_object(_DistWrapper.gather_object)  # type: ignore[method-assign]
     _DistWrapper.reduce_scatter = exchange.reduce_scatter(_DistWrapper.reduce_scatter)  # type: ignore[method-assign]
     _DistWrapper.all_reduce = exchange.all_reduce(_DistWrapper.all_reduce)  # type: ignore[method-assign]
     DTensor.__create_write_items__ = exchange.create_write_items(DTensor.__create_write_items__)  # type: ignore[method-assign]
@@ -73,9 +74,25 @@ class _Exchange:
 
         return create
 
+    def gather_object(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Gather plans that nobody changes, and results, as Megatron-LM does."""
+        from torch.distributed.checkpoint.planner import SavePlan
+
+        @functools.wraps(original)
+        def gather(wrapper: Any, sent: Any) -> Any:
+            if isinstance(sent, SavePlan):
+                self._note_shards(sent)
+                return original(wrapper, _common_plan(sent))
+            if not isinstance(sent, list):
+                return original(wrapper, sent)
+            gathered = original(wrapper, [self._common_result(result) for result in sent])
+            return gathered and [list(_known(one)) if isinstance(one, list) else one for one in gathered]
+
+        return gather
+
     def reduce_scatter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Exchange plans."""
-        from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItemType
+        from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 
         @functools.wraps(original)
         def exchange(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
@@ -91,7 +108,7 @@ class _Exchange:
                 return answer
             items = plans[0].items
             if isinstance(answer, SavePlan):
-                self._shards = {item.index for item in items if item.type is WriteItemType.SHARD}
+                self._note_shards(plans[0])
                 given = {item.index for item in answer.items} - self._shards
                 items = [item for item in items if item.index in given | (self._shards - self._copies)]
             return replace(answer, items=items)
@@ -100,18 +117,12 @@ class _Exchange:
 
     def all_reduce(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Exchange the results of writing; those of shards only for their size."""
-        from torch.distributed.checkpoint.storage import WriteResult
-
-        def common(result: Any) -> Any:
-            if not isinstance(result, WriteResult) or result.index not in self._shards:
-                return result
-            return WriteResult(index=_common_index(result.index), size_in_bytes=0, storage_data=None)
 
         @functools.wraps(original)
         def exchange(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
             def send() -> Any:
                 results = map_fun()
-                return list(map(common, results)) if isinstance(results, list) else results
+                return list(map(self._common_result, results)) if isinstance(results, list) else results
 
             def reduce(all_results: list[Any]) -> Any:
                 return reduce_fun([list(_known(results)) for results in all_results])
@@ -124,14 +135,31 @@ class _Exchange:
 
         return exchange
 
+    def _note_shards(self, plan: Any) -> None:
+        from torch.distributed.checkpoint.planner import WriteItemType
+
+        self._shards = {item.index for item in plan.items if item.type is WriteItemType.SHARD}
+
+    def _common_result(self, result: Any) -> Any:
+        from torch.distributed.checkpoint.storage import WriteResult
+
+        if not isinstance(result, WriteResult) or result.index not in self._shards:
+            return result
+        return WriteResult(index=_common_index(result.index), size_in_bytes=0, storage_data=None)
+
 
 def _known(results: Any) -> Iterator[Any]:
     return (result for result in results if getattr(result, "storage_data", result) is not None)
 
 
 def _common_plan(plan: Any) -> Any:
-    """Return the plan as every rank of a kind would send it."""
-    return replace(plan, items=[_common_item(item) for item in plan.items])
+    """Return the plan as every rank of a kind would send it: parts of one shard are the same whole tensor."""
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    items = [_common_item(item) for item in plan.items]
+    return replace(
+        plan, items=list({item.index: item for item in items}.values()) if isinstance(plan, SavePlan) else items
+    )
 
 
 def _common_item(item: Any) -> Any:

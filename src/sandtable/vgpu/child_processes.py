@@ -43,8 +43,9 @@ from sandtable.vgpu.fork_protocol import (
     decode,
     encode,
 )
+from sandtable.vgpu.output import flush_output
 from sandtable.vgpu.rank_channel import RankChannel
-from sandtable.vgpu.rank_run import RunningCapture, conclude, flush_output, stop_on_signal, stop_reason
+from sandtable.vgpu.rank_run import RunningCapture, conclude, stop_on_signal, stop_reason
 from sandtable.vgpu.settings import RankTask
 from sandtable.vgpu.stop import SCRIPT_ENDED, ProcessRejected
 from sandtable.vgpu.subprocesses import Subprocesses
@@ -93,6 +94,8 @@ class ChildProcesses:
         self._num_processes = _UNKNOWN
         self._started: list[Any] = []
         self._has_used_gpu = False
+        self._is_importing = False
+        """Whether this process is spawned and imports the main module, which may ask what GPU there is."""
         self._connection: socket.socket | None = None
         self._lock = threading.Lock()
         self._rejections, self._reject_to = os.pipe()
@@ -114,6 +117,9 @@ class ChildProcesses:
         bootstrap, spawn_process = process.BaseProcess._bootstrap, util.spawnv_passfds  # type: ignore[attr-defined]
 
         def run_as_child(child: Any, parent_sentinel: int | None = None) -> Any:
+            if self._is_importing:
+                self._is_importing = False
+                self._capture.forget_cuda()
             if self._next is not None:
                 self._start, self._next = self._next, None
                 run = child.run
@@ -207,7 +213,7 @@ class ChildProcesses:
 
     def before_cuda(self) -> None:
         """Reject a process that begins to use the GPU but can be no rank."""
-        if os.getpid() == self._owner:
+        if os.getpid() == self._owner or self._is_importing:
             return
         if self._start is not None and self._start.may_be_rank:
             self._has_used_gpu = True
@@ -354,6 +360,7 @@ class ChildProcesses:
             atexit._clear()
             atexit.register(util._exit_function)  # type: ignore[attr-defined]
             self._capture.forget_cuda()
+            self._is_importing = True
             _forget_script()
             code = spawn._main(pipe, os.dup(pipe))
         except BaseException:

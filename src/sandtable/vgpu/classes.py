@@ -10,7 +10,8 @@ primaries, 16 components of 192 ranks, 6 samples when nothing differs. Of more c
 `Limits.max_confirmations`, only that many are sampled unless they differ.
 
 Ranks that hold shards of flat buffers differ in where these are cut. What follows from that is left out before ranks
-are compared (`sharded_ranks.py`).
+are compared (`sharded_ranks.py`). A component whose ranks hold chunks of several lengths (`chunked_dims.py`) is divided
+into parts that hold the same, and each is sampled as a component is.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from sandtable.vgpu.chunked_dims import ChunkedDim, chunk_labels
 from sandtable.vgpu.group_registry import GroupFamily, GroupRegistry
 from sandtable.vgpu.sharded_ranks import MAX_SAMPLES, ShardedRanks, ShardReader, study
 from sandtable.vgpu.splits import Division, Leaf, RankProperties, divide_by_position, learn, untried
@@ -27,10 +29,6 @@ from sandtable.vgpu.splits import Division, Leaf, RankProperties, divide_by_posi
 __all__ = ["CapturePlan", "Limits", "by_digest", "component_labels", "plan", "stand_ins"]
 
 Ints = npt.NDArray[np.int64]
-
-_ENDS = 2
-"""The first stage of a pipeline and the last may hold a rank that does more (one that logs): two odd components
-do not make the others doubtful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +114,13 @@ def plan(
     gpus_per_node: int,
     limits: Limits,
     shards: ShardReader | None = None,
+    chunked_dims: Mapping[int, Sequence[ChunkedDim]] | None = None,
 ) -> CapturePlan:
     """Choose what to capture next.
 
     Every captured rank has ended with the digest given. Those in `stale` got answers about other ranks that would be
-    different now; they run again wherever that may matter. `shards` reads the records of ranks that have flat buffers.
+    different now; they run again wherever that may matter. `shards` reads the records of ranks that have flat buffers;
+    `chunked_dims` are those that each captured rank reported.
     """
     components = _components_of(component_labels(registry, primaries), digests)
     uncaptured = [component for component in components if not component.captured]
@@ -129,6 +129,15 @@ def plan(
         return CapturePlan(primaries=tuple(int(component.ranks[0]) for component in uncaptured[:room]))
     if uncaptured:
         components = [component for component in components if component.captured] + [_rest(uncaptured, digests)]
+    if chunked_dims:
+        divided = (
+            _divide_by_chunks(component, digests, registry, chunked_dims, limits.max_irregular)
+            for component in components
+        )
+        components = [part for parts in divided for part in parts]
+    samples = [int(component.ranks[-1]) for component in components if not component.captured]
+    if samples:
+        return CapturePlan(samples=tuple(samples))
     sharded = _study(components, digests, registry, shards) if shards else []
     samples = sorted({rank for _, ranks in sharded for rank in ranks.next_ranks})
     if samples:
@@ -140,10 +149,11 @@ def plan(
     if sharded:
         limits = replace(limits, max_samples=limits.max_samples + MAX_SAMPLES)
     rank_facts = _RankFacts.of(registry, gpus_per_node, limits)
-    divisions = [rank_facts.divide(component, digests) for component in components]
+    divisions = rank_facts.divide_all(components, digests)
     adopting = {k for k, ranks in sharded if ranks.adopted_types is not None}
-    asking = _to_confirm(components, divisions, digests, adopting, limits.max_confirmations)
-    samples = sorted({rank for division in asking for rank in division.next_ranks})
+    doubtful = _doubtful(components, digests, _stages(components, registry, primaries))
+    asking = _to_confirm(components, divisions, doubtful, adopting, limits.max_confirmations)
+    samples = sorted({rank for division in _first_and_last_question(asking) for rank in division.next_ranks})
     unsure = [k for k, component in enumerate(components) if rank_facts.is_unsure(component, digests)]
     certain = [(k, ranks) for k, ranks in sharded if k not in unsure]
     samples = samples or _uncaptured_costliest(divisions, certain, digests)
@@ -155,6 +165,24 @@ def plan(
         unsure=tuple((int(components[k].ranks[0]), len(components[k].ranks)) for k in unsure),
         sharded=tuple(ranks for _, ranks in certain if ranks.types and ranks.num_kinds <= limits.max_kinds),
     )
+
+
+def _divide_by_chunks(
+    component: "_Component",
+    digests: Mapping[int, str],
+    registry: GroupRegistry,
+    chunked_dims: Mapping[int, Sequence[ChunkedDim]],
+    max_parts: int,
+) -> list["_Component"]:
+    """Divide a component into ranks whose chunks of distributed tensors have equal lengths, if they are few parts."""
+    first = min(component.captured)
+    dims = chunked_dims.get(first, ())
+    if not dims:
+        return [component]
+    labels = chunk_labels(component.ranks, dims, registry.own(first), registry)
+    if labels.max() >= max_parts:
+        return [component]
+    return [_component_of(component.ranks[labels == label], digests) for label in range(labels.max() + 1)]
 
 
 def _study(
@@ -194,29 +222,63 @@ def _represented(classes: Mapping[int, tuple[int, ...]], sharded: Iterable[Shard
     return represented
 
 
+def _stages(components: Sequence["_Component"], registry: GroupRegistry, primaries: Collection[int]) -> list[Ints]:
+    """Return, per kind of group across which the work differs, the position of every rank.
+
+    Where there is none, components are told apart by how large tensors are cut, and stand in the order of their ranks.
+    """
+    families = [family for family in registry.families() if _is_splitting(family, primaries, registry.world_size)]
+    if families:
+        return [family.positions(registry.world_size) for family in families]
+    number = np.zeros(registry.world_size, dtype=np.int64)
+    for k, component in enumerate(components):
+        number[component.ranks] = k
+    return [number]
+
+
+def _doubtful(
+    components: Sequence["_Component"], digests: Mapping[int, str], stages: Iterable[Ints]
+) -> AbstractSet[int]:
+    """Return the components that may hold different ranks, because some did that were expected to be alike.
+
+    At both ends of a pipeline ranks may do more (load tokens, log). If all that hold different ranks stand there, only
+    those beside them are doubtful (their other ring positions), else all are.
+    """
+    odd = [component for component in components if len({digests[rank] for rank in component.captured}) > 1]
+    doubtful: AbstractSet[int] = set(range(len(components)))
+    for position in stages:
+        places = {int(place) for component in odd for place in position[component.ranks]}
+        if places <= {0, int(position.max())}:
+            beside = {k for k, component in enumerate(components) if places & set(position[component.ranks].tolist())}
+            doubtful = min(doubtful, beside, key=len)
+    return doubtful if odd else set()
+
+
 def _to_confirm(
     components: Sequence["_Component"],
     divisions: Sequence[Division],
-    digests: Mapping[int, str],
+    doubtful: AbstractSet[int],
     adopting: AbstractSet[int],
     enough: int,
 ) -> list[Division]:
-    """Return the divisions to sample for: all, but of many components that are alike only some, spread out.
+    """Return the divisions to sample for: of many components that are alike only some, spread out.
 
     A component in `adopting` is as unconfirmed as one with a single captured rank.
     """
-    num_odd = sum(len({digests[rank] for rank in component.captured}) > 1 for component in components)
-    if num_odd > _ENDS or len(components) <= enough:
+    alike = [k for k in range(len(components)) if k not in doubtful]
+    if len(components) <= enough:
         return list(divisions)
-    unconfirmed = [
-        k
-        for k, component in enumerate(components)
-        if (len(component.captured) == 1 or k in adopting) and divisions[k].next_ranks
-    ]
-    room = max(enough - (len(components) - len(unconfirmed)), 0)
+    unconfirmed = [k for k in alike if (len(components[k].captured) == 1 or k in adopting) and divisions[k].next_ranks]
+    room = max(enough - (len(alike) - len(unconfirmed)), 0)
     chosen = set(np.linspace(0, len(unconfirmed) - 1, room).astype(int).tolist()) if room else set()
     left_out = {k for place, k in enumerate(unconfirmed) if place not in chosen}
     return [division for k, division in enumerate(divisions) if k not in left_out]
+
+
+def _first_and_last_question(divisions: Sequence[Division]) -> list[Division]:
+    """Leave out questions but the first and the last: what they find out is the first suspect in the others."""
+    questions = [k for k, division in enumerate(divisions) if not division.leaves]
+    return [division for k, division in enumerate(divisions) if k not in questions[1:-1]]
 
 
 def by_digest(digests: Mapping[int, str]) -> dict[int, tuple[int, ...]]:
@@ -298,7 +360,18 @@ class _RankFacts:
             limits=limits,
         )
 
-    def divide(self, component: _Component, digests: Mapping[int, str]) -> Division:
+    def divide_all(self, components: Sequence[_Component], digests: Mapping[int, str]) -> list[Division]:
+        """Return the division of each component; what decided in one is the first suspect in the others."""
+        divisions = [self.divide(component, digests) for component in components]
+        known = frozenset[str]().union(*(division.reasons for division in divisions if not division.next_ranks))
+        return [
+            self.divide(component, digests, suspects=known) if known and division.next_ranks else division
+            for component, division in zip(components, divisions, strict=True)
+        ]
+
+    def divide(
+        self, component: _Component, digests: Mapping[int, str], *, suspects: AbstractSet[str] = frozenset()
+    ) -> Division:
         """Return the leaves of a component, and the ranks to sample next."""
         positions = [(column[component.ranks], size) for column, size in self.columns]
         kinds = {digests[rank] for rank in component.captured}
@@ -313,7 +386,8 @@ class _RankFacts:
         ):
             return Division((), tuple(sorted(set(component.ranks.tolist()).difference(component.captured))))
         if len(kinds) > 1:
-            return learn(RankProperties.of(component.ranks, positions=positions, **facts), digests, may_ask=may_ask)
+            properties = RankProperties.of(component.ranks, positions=positions, **facts).suspecting(suspects)
+            return learn(properties, digests, may_ask=may_ask)
         leaf = Leaf(component.ranks, next(iter(kinds)))
         ask = self._other_kinds(component)
         if not ask:

@@ -68,8 +68,11 @@ def apply_function(function: type) -> Callable[..., Any]:
     descriptor = function.__dict__["apply"]
     if isinstance(descriptor, classmethod):
         return descriptor.__func__
-    # From 2.15 on it is a method of C.
-    return lambda cls, *args, **kwargs: descriptor.__get__(None, cls)(*args, **kwargs)
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # from 2.14 on it is a method of C
+        return descriptor.__get__(None, cls)(*args, **kwargs)
+
+    return apply  # Dynamo knows an alias of it, such as `relu = ReLU.apply`, by its name
 
 
 def leave_out_flight_recorder(c10d: ModuleType) -> None:

@@ -8,7 +8,8 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-from sandtable.vgpu.packages.descriptions import needs_card, undescribed_module
+from sandtable.vgpu.packages.descriptions import needs_card
+from sandtable.vgpu.undescribed import undescribed_module
 
 __all__ = ["follow_extensions"]
 
@@ -31,8 +32,11 @@ def _made_if_unloadable(loader: ExtensionFileLoader, spec: ModuleSpec) -> Module
         return module
 
 
-def follow_extensions(core: ModuleType) -> None:
-    """Replace the kernels of every extension module and operator library that this process loads from now on."""
+def follow_extensions(core: ModuleType, on_loaded: Callable[[], None]) -> None:
+    """Replace the kernels of every extension module and operator library that this process loads from now on.
+
+    `on_loaded` is called after each, when the operators that it registers exist.
+    """
     import torch
 
     def following(load: Callable[P, R]) -> Callable[P, R]:
@@ -43,6 +47,7 @@ def follow_extensions(core: ModuleType) -> None:
                 return load(*args, **kwargs)
             finally:
                 core.end_extension()
+                on_loaded()
 
         return load_and_replace
 

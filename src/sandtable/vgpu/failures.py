@@ -20,6 +20,7 @@ from sandtable.vgpu.compatibility import torch_directory
 from sandtable.vgpu.missing_modules import missing_module_remedy
 from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.stop import ProcessRejected
+from sandtable.vgpu.undescribed import description_remedy, undescribed_call
 
 __all__ = [
     "died",
@@ -43,6 +44,10 @@ _HOLDERS = "Lines of the script that hold the most memory:"
 
 _CRASH_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _OWN_PREFIX = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_KILLED_REMEDY = (
+    "the system kills the largest process when this machine runs out of memory: weights and data that the script holds "
+    "on the host are really there; try a smaller model or fewer of its layers, or build it on the meta device"
+)
 _CRASH_REMEDY = (
     "a compiled function that reads the memory of a virtual GPU, which has none, must be described: "
     'write @sandtable.cost("package.function") in a file for --costs (docs/packages.md)'
@@ -74,7 +79,7 @@ def failure(error: BaseException) -> RankFailed:
         text=f"raised {_last_words(error)}",
         file=file,
         line=line,
-        remedy=missing_module_remedy(error),
+        remedy=missing_module_remedy(error) or description_remedy(str(error)),
     )
 
 
@@ -148,8 +153,13 @@ def _script_prefixes(script: str) -> tuple[str, ...]:
 
 
 def _last_words(error: BaseException) -> str:
-    """Return the exception as Python prints it, without the source line of a SyntaxError and without notes."""
-    return next(part for part in traceback.format_exception_only(error) if not part.startswith(" ")).strip()
+    """Return the exception as Python prints it, without the source line of a SyntaxError and without notes.
+
+    TorchScript puts its own traceback before the words of an error inside it; a call to describe is found there.
+    """
+    words = next(part for part in traceback.format_exception_only(error) if not part.startswith(" ")).strip()
+    undescribed = undescribed_call(words)
+    return words if undescribed is None else f"{words.partition(':')[0]}: {undescribed[0]}"
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
@@ -213,7 +223,7 @@ def died(code: int, last_lines: Sequence[str]) -> RankFailed:
         text=f"{how} in a call from {frames[0][2]} ({frames[0][0]}:{frames[0][1]})" if frames else how,
         file=file,
         line=line,
-        remedy=_CRASH_REMEDY if frames else "",
+        remedy=_KILLED_REMEDY if code == -signal.SIGKILL else _CRASH_REMEDY if frames else "",
     )
 
 

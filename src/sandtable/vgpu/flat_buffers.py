@@ -4,18 +4,19 @@ ZeRO, distributed optimizers and FSDP1 lay parameters end to end in one long ten
 per rank. A shard's ends fall wherever they fall, so ranks hold different pieces of different parameters. This module
 reads the layouts once, after the first step; `shards.py` computes the pieces of every rank from them. Frameworks that
 reduce gradients bucket by bucket report which parameters each bucket held: what a rank does with a bucket depends on
-how much of it is its own.
+how much of it is its own. Parameters that are cut each for itself, along a dim, are read with them (`chunked_dims.py`).
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from sandtable.trace import FlatBuffer, ReducedBucket
+from sandtable.trace import FlatBuffer, Group, ReducedBucket
+from sandtable.vgpu.chunked_dims import ChunkedDim, read_chunked_dims
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -30,8 +31,10 @@ Place = tuple[int, int]
 class FlatBufferReader:
     """Reads the flat buffers of this process once, after the first step, and notes the reductions until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[Group] = ()) -> None:
         self.buffers: tuple[FlatBuffer, ...] = ()
+        self.chunked_dims: tuple[ChunkedDim, ...] = ()
+        self._groups = groups
         self.buckets: tuple[ReducedBucket, ...] = ()
         self._is_read = False
         self._reductions: list[tuple[bool, list[Place]]] = []
@@ -53,7 +56,9 @@ class FlatBufferReader:
         self._is_read = True
         noted = [parameter for parameter in (noted() for noted in self._noted) if parameter is not None]
         self._noted.clear()
-        found = sorted(read_flat_buffers(noted), key=lambda item: (item[1].num_elements, item[1].parts))
+        parameters = [*noted, *_visible_parameters()]
+        self.chunked_dims = read_chunked_dims(parameters, self._groups)
+        found = sorted(read_flat_buffers(parameters), key=lambda item: (item[1].num_elements, item[1].parts))
         self.buffers = tuple(buffer for _, buffer in found)
         places = {
             (storage, start): (number, part)
@@ -69,18 +74,18 @@ class FlatBufferReader:
         self._reductions.clear()
 
 
-def read_flat_buffers(noted: Iterable[Parameter] = ()) -> list[tuple[int, FlatBuffer]]:
-    """Return the layouts of all flat buffers that parameters of this process lie in, each with its storage.
-
-    `noted` are those that the garbage collector does not show any more.
-    """
-    parameters = [*noted, *_visible_parameters()]
+def read_flat_buffers(parameters: Sequence[Parameter]) -> list[tuple[int, FlatBuffer]]:
+    """Return the layouts of all flat buffers that these parameters lie in, each with its storage."""
     fsdp = sys.modules.get("torch.distributed.fsdp._flat_param")
     flat = [parameter for parameter in parameters if fsdp is not None and isinstance(parameter, fsdp.FlatParameter)]
     alone = [parameter for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
-    sharded = {_storage(parameter) for parameter in (*flat, *alone)}
+    models = {id(model): model for p in parameters if (model := getattr(p, "_megatron_fsdp_model", None)) is not None}
+    grouped = [group for model in models.values() for group in model.param_and_grad_buffer.parameter_groups]
+    owned = [parameter for parameter in parameters if hasattr(parameter, "_megatron_fsdp_model")]
+    sharded = {_storage(parameter) for parameter in (*flat, *alone, *owned)}
     units = [(_storage(parameter), _unit(parameter)) for parameter in flat]
     units += [(_storage(parameter), _zero_parameter(parameter)) for parameter in alone]
+    units += [(_storage(group.params[0]), unit) for group in grouped for unit in _megatron_units(group)]
     return [*units, *_shared_storages(p for p in parameters if _storage(p) not in sharded)]
 
 
@@ -113,6 +118,17 @@ def _zero_parameter(parameter: Any) -> FlatBuffer:
     part = (0, int(parameter.ds_numel), _flags(len(parameter.ds_shape), parameter))
     size = int(parameter.ds_tensor.ds_numel)
     return FlatBuffer(num_elements=size * num_shards, parts=(part,), num_shards=num_shards)
+
+
+def _megatron_units(group: Any) -> Iterator[FlatBuffer]:
+    """Yield the layout of a group of parameters that Megatron-FSDP keeps in one bucket, if it is cut."""
+    buffers = (getattr(group, f"{name}_buffer", None) for name in ("main_weight", "model_weight", "main_grad"))
+    cut = next((buffer for buffer in buffers if buffer is not None and buffer.is_data_distributed), None)
+    if cut is None:
+        return
+    items = sorted(cut.bucket_index.items, key=lambda item: item.global_data_index)
+    parts = [(item.global_data_index, item.size, _flags(len(item.shape), group.params[item.item_id])) for item in items]
+    yield FlatBuffer(num_elements=cut.bucket_index.size, parts=tuple(parts), num_shards=cut.dp_world_size)
 
 
 def _shared_storages(parameters: Iterable[Parameter]) -> Iterator[tuple[int, FlatBuffer]]:

@@ -152,8 +152,8 @@ def _commanded(job: Job, report: CommandStarted) -> Job:
 def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable[[int], RankTask]) -> FinishedSession:
     """Run a session; again if it may have failed because ranks did not run together.
 
-    A rank may have been answered before all ranks of its kind were known, or a sample may have come too late for a file
-    that another rank has removed.
+    A rank may have been answered before all ranks of its kind were known (a sample pickles a longer object than the
+    rank that ran before it), or a sample may have come too late for a file that another rank has removed.
     """
     primaries = job.first_ranks
     for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -168,12 +168,13 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             session.kill_ranks(keeps_output=True)
             raise
         except FindingError as failure:
-            together = session.primaries | session.late_samples
+            together = session.primaries | session.late_samples | set(failure.findings[0].ranks)
             is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or together <= primaries
             if not is_final and (session.late_samples or session.broker.stale()):
                 session.kill_ranks()
                 session.forget_files()
-                primaries = together
+                is_last = attempt + 1 == _MAX_ATTEMPTS and job.world_size <= job.limits.max_primaries
+                primaries = set(range(job.world_size)) if is_last else together
                 names = ", ".join(map(str, sorted(primaries)))
                 listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))
                 continue

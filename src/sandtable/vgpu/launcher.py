@@ -192,6 +192,7 @@ def _assemble(finished: FinishedSession, *, wall_seconds: float, core_seconds: f
         gpus_per_node=job.cluster.gpus_per_node,
         ranks_per_node=job.nproc_per_node,
         command=_command(job),
+        num_skipped_steps=job.num_skipped_steps,
         captured_ranks=tuple(sorted(session.outcomes)),
         wall_seconds=wall_seconds,
         core_seconds=core_seconds,

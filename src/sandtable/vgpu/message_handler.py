@@ -162,6 +162,7 @@ class MessageHandler:
             digest=message.digest,
             num_steps=message.num_steps,
             has_flat_buffers=message.has_flat_buffers,
+            chunked_dims=message.chunked_dims,
         )
 
     def _on_failed(self, process: RankProcess, message: RankFailed) -> None:

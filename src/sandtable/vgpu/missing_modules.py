@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 import tokenize
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,8 +21,13 @@ def missing_module_remedy(error: BaseException) -> str:
     functions = _wanted_functions(error.name, _importing_file(error.__traceback__)) or ["function"]
     described = ", ".join(f'@sandtable.cost("{error.name}.{function}")' for function in functions[:_MAX_FUNCTIONS])
     more = " and so on" if len(functions) > _MAX_FUNCTIONS else ""
+    package = error.name.partition(".")[0]
+    if package in sys.modules and package != error.name:
+        advice = f"{package} is installed here without this module: another release may have it"
+    else:
+        advice = f"install {package} here"
     return (
-        f"install {error.name.partition('.')[0]} here; if it is compiled code for a card that cannot be installed, "
+        f"{advice}; if it is compiled code for a card that cannot be installed, "
         f"describe what the script calls of it, {described}{more}, by functions with the same arguments that return "
         "sandtable.Kernel(outputs=..., flops=..., bytes=...), and pass their file: sandtable run --costs costs.py "
         "(docs/packages.md)"

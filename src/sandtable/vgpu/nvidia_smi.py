@@ -20,8 +20,18 @@ CARDS = "SANDTABLE_CARDS"
 """The variable that describes the node's cards, as JSON."""
 
 DRIVER_VERSION = "580.65.06"
+_REFUSED = ("-x", "--xml-format", "nvlink", "dmon", "pmon", "mig", "conf-compute", "-p2p")
 _CUDA_VERSION = "13.0"
 _MIB = 1 << 20
+
+_UNANSWERED = (
+    *("serial", "gpu_serial", "vbios_version", "mig.mode.pending", "driver_model.current", "display_active"),
+    *("ecc.mode.current", "ecc.mode.pending", "ecc.errors.corrected.volatile.total"),
+    *("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active", "clocks_event_reasons.active"),
+    *("pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
+    *("pci.device_id", "pci.domain", "pci.bus", "pci.device", "power.max_limit", "power.default_limit"),
+)
+"""Fields that a card has, but nothing here knows."""
 
 Card = Mapping[str, Any]
 
@@ -53,6 +63,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Card], object], str]] = {
         for kind in ("", "current.", "max.")
         for unit in ("sm", "gr", "graphics", "mem", "memory", "video")
     },
+    **dict.fromkeys(_UNANSWERED, (lambda card: "[N/A]", "")),
 }  # fmt: skip
 """By the name of a field: its value for a card, and the unit."""
 
@@ -61,7 +72,7 @@ def answer(arguments: Sequence[str], cards: Sequence[Card]) -> tuple[int, str]:
     """Return exit code and output of `nvidia-smi` with these arguments."""
     options = _options(arguments)
     chosen = _chosen(options, cards)
-    if "topo" in options:
+    if "topo" in options and "-p2p" not in options:
         return 0, _topology(cards)
     if "-L" in options or "--list-gpus" in options:
         return 0, "".join(f"GPU {card['index']}: {card['name']} (UUID: {card['uuid']})\n" for card in chosen)
@@ -70,6 +81,9 @@ def answer(arguments: Sequence[str], cards: Sequence[Card]) -> tuple[int, str]:
         return _query([name.strip() for name in fields.split(",")], options.get("--format", "csv"), chosen)
     if any(name.startswith("--query-") for name in options):
         return 0, ""  # no processes
+    refused = [word for word in arguments if word in _REFUSED]
+    if refused:
+        return 2, f"nvidia-smi {refused[0]} is not answered in a rehearsal, whose cards are virtual\n"
     return 0, _overview(chosen)
 
 

@@ -40,6 +40,10 @@ class Paces:
         """Expect nothing of an updater that only works inside another one."""
         self._paces.pop(number, None)
 
+    def dismiss_unused(self) -> None:
+        """Expect nothing of updaters that have not updated yet."""
+        self._paces = {number: pace for number, pace in self._paces.items() if pace.count}
+
     def release(self, number: int) -> None:
         """Expect no further updates of an updater that no longer exists."""
         if number in self._paces:

@@ -52,14 +52,14 @@ class GroupAnnouncer:
         self._core = core
         self._channel = channel
         self.rank = rank
-        self._world_size = world_size
+        self.world_size = world_size
         self.before_world: Callable[[int, int], None] = lambda rank, world_size: None
         """Called with this rank and the world size, as the script gives them, before the world is made."""
         self.own: list[Group] = []
 
     def become(self, *, rank: int, world_size: int) -> None:
         """Announce groups as this rank, before the first one."""
-        self.rank, self._world_size = rank, world_size
+        self.rank, self.world_size = rank, world_size
 
     def add(self, ranks: Sequence[int], name: str) -> None:
         """Announce a group that is about to be made."""
@@ -71,8 +71,8 @@ class GroupAnnouncer:
 
     def new_line(self, name: str) -> Any:
         """Make a group of all ranks for messages that the script sends over its own sockets."""
-        self.add(range(self._world_size), name)
-        return self._core.ProcessGroupGloo(None, self.rank, self._world_size)
+        self.add(range(self.world_size), name)
+        return self._core.ProcessGroupGloo(None, self.rank, self.world_size)
 
     def install(self) -> None:
         """Have torch.distributed announce every group."""
@@ -87,7 +87,7 @@ class GroupAnnouncer:
                 self.before_world(group_rank, group_size)
             name = options.get("group_desc") or UNNAMED_GROUP
             _store_of(rest).set_timeout(_STORE_PATIENCE)
-            self.add(ranks or range(self._world_size), "world" if not ranks else name)
+            self.add(ranks or range(self.world_size), "world" if not ranks else name)
             if ranks and self.rank not in ranks:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
             return make(group_size, group_rank, ranks, *rest, **options)
@@ -132,7 +132,7 @@ class GroupAnnouncer:
             if is_own or len(rest) > 3 or options.get("use_local_synchronization") or not c10d.is_initialized():
                 return original(ranks, *rest, **options)
             members = sorted(ranks)
-            if not members or members[0] < 0 or members[-1] >= self._world_size or len(set(members)) < len(members):
+            if not members or members[0] < 0 or members[-1] >= self.world_size or len(set(members)) < len(members):
                 return original(ranks, *rest, **options)  # which says what is wrong
             if not options.get("sort_ranks", True):
                 members = list(ranks)

@@ -205,6 +205,7 @@ class RankSaved(NamedTuple):
     num_steps: int
     private_bytes: int
     has_flat_buffers: bool = False
+    chunked_dims: tuple[tuple[int, int], ...] = ()
 
 
 class RankFailed(NamedTuple):

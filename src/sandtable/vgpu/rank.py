@@ -20,9 +20,10 @@ from sandtable.vgpu.child_processes import ChildProcesses
 from sandtable.vgpu.failures import SCRIPT_ERROR
 from sandtable.vgpu.imports import ImportLog
 from sandtable.vgpu.node_memory import follow_node_memory
+from sandtable.vgpu.output import flush_output
 from sandtable.vgpu.protocol import ImportsLogged, RankFailed
 from sandtable.vgpu.rank_channel import RankChannel
-from sandtable.vgpu.rank_run import RunningCapture, conclude, flush_output, stop_on_signal, stop_reason
+from sandtable.vgpu.rank_run import RunningCapture, conclude, stop_on_signal, stop_reason
 from sandtable.vgpu.settings import RankSettings, RankTask, ScriptSettings
 from sandtable.vgpu.stop import SCRIPT_ENDED
 from sandtable.vgpu.turns import Turn

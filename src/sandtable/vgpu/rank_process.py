@@ -24,6 +24,7 @@ class RankOutcome:
     digest: str
     num_steps: int
     has_flat_buffers: bool = False
+    chunked_dims: tuple[tuple[int, int], ...] = ()
 
 
 class RankProcess:

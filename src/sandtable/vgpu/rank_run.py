@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.settings import RankSettings, RankTask
 from sandtable.vgpu.stop import FAILED, OTHER_RANK_FAILED, SCRIPT_ENDED, StopCapture
 
-__all__ = ["RunningCapture", "conclude", "flush_output", "stop_on_signal", "stop_reason"]
+__all__ = ["RunningCapture", "conclude", "stop_on_signal", "stop_reason"]
 
 
 class RunningCapture(Protocol):
@@ -64,6 +63,7 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
                 num_steps=records.num_steps,
                 private_bytes=private_bytes("self"),
                 has_flat_buffers=bool(records.flat_buffers),
+                chunked_dims=records.chunked_dims,
             )
         )
     except Exception:
@@ -81,15 +81,6 @@ def stop_reason(error: BaseException | None) -> str:
     if stop is not None:
         return stop.reason
     return SCRIPT_ENDED if error is None or exit_code(error) == 0 else FAILED
-
-
-def flush_output() -> None:
-    """Write what is left in the buffers of the standard streams."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue
 
 
 def _stop_within(error: BaseException | None) -> StopCapture | None:

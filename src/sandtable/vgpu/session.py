@@ -218,6 +218,7 @@ class Session:
             gpus_per_node=self._job.nproc_per_node,
             limits=self._job.limits,
             shards=self._shards if any(outcome.has_flat_buffers for outcome in self.outcomes.values()) else None,
+            chunked_dims={rank: outcome.chunked_dims for rank, outcome in self.outcomes.items()},
         )
 
     def _follow(self, next_plan: CapturePlan) -> None:

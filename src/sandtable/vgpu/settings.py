@@ -85,6 +85,7 @@ class Job:
 
     `ranks` selects the ranks to run: "auto" finds the classes of equal ranks, "all" runs every rank, and a tuple
     exactly the ranks it names. `step_marker` names a function as module:function, each of whose returns ends a step.
+    Of the `num_steps` steps that are captured, the first `num_skipped_steps` are not timed.
     `command` is the command line kept in the trace; by default script and arguments.
     `launcher_environment` is what the launcher gives each rank: torchrun's variables, or with `FixedEnvironment()`
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
@@ -100,6 +101,7 @@ class Job:
     nproc_per_node: int
     cluster: Cluster
     num_steps: int = 3
+    num_skipped_steps: int = 1
     step_marker: str = ""
     max_operators: int = 1_000_000
     ranks: Literal["auto", "all"] | tuple[int, ...] = "auto"
@@ -115,6 +117,11 @@ class Job:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
             if getattr(self, name) < 1:
                 raise LaunchError(f"{name} must be at least 1, but got {getattr(self, name)}; give a positive number")
+        if not 0 < self.num_skipped_steps < max(self.num_steps, 2):
+            raise LaunchError(
+                f"skipped steps ({self.num_skipped_steps}) must be at least 1 and fewer than the steps to capture "
+                f"({self.num_steps}); capture more steps, or skip fewer"
+            )
         if self.step_marker:
             MarkedFunction(self.step_marker)  # checks the name
         if self.world_size % self.nproc_per_node:

@@ -6,14 +6,15 @@ having local rank 0, being last in a group, standing past some position. Every p
 a hypothesis with a weight (plain ones weigh more); the next rank to capture is the one on whose outcome the weight of
 the hypotheses divides most evenly. What remains is a decision tree whose leaves are classes.
 
-Cost: a question halves the remaining weight, so telling apart H hypotheses takes about log2(H) captured ranks.
+Cost: a question halves the remaining weight, so telling apart H hypotheses takes about log2(H) captured ranks. A
+property that decided elsewhere (in another stage of the pipeline) is the first suspect, which saves most questions.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,17 @@ __all__ = ["Division", "Leaf", "RankProperties", "divide_by_position", "learn", 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_NamedRow = tuple[str, Bools, float]
+"""A property: its name, the ranks that have it, its weight."""
+
 CONFIDENCE = 0.95
 """A hypothesis is believed when it holds this share of the weight of those that explain what was seen."""
 
 CONFIRMED_POSITIONS = 3
 """A position in groups is believed to decide the work when this many of its values have two captured ranks each."""
+
+FAMILIAR = 100.0
+"""The weight of a property that decided in another component is multiplied by this."""
 
 MAX_WORLD_STEPS = 64
 """The number of "ranks from here on" properties over the whole world is limited to this."""
@@ -40,6 +47,8 @@ class RankProperties:
     ranks: Ints
     holds: Bools
     weights: npt.NDArray[np.float64]
+    names: tuple[frozenset[str], ...]
+    """Per row, the names of the properties that it stands for: the same for all components."""
 
     @classmethod
     def of(
@@ -50,12 +59,14 @@ class RankProperties:
         `positions` holds, per family of groups, each rank's position in its group (-1 for none) and the group size.
         """
         rows = cls._plain_rows(ranks, world_size, gpus_per_node, positions)
-        rows += [(ranks % gpus_per_node == k, 1.0 / gpus_per_node) for k in range(gpus_per_node)]
-        for column, size in positions:
-            rows += [(column == k, 1.0 / size) for k in range(1, size - 1)]
-            rows += [(column >= k, 2.0 / size) for k in range(2, size - 1)]
+        rows += [(f"local {k}", ranks % gpus_per_node == k, 1.0 / gpus_per_node) for k in range(gpus_per_node)]
+        for number, (column, size) in enumerate(positions):
+            rows += [(f"position {k} of {number}", column == k, 1.0 / size) for k in range(1, size - 1)]
+            rows += [(f"position {k} of {number} or later", column >= k, 2.0 / size) for k in range(2, size - 1)]
         step = max(1, world_size // MAX_WORLD_STEPS)
-        rows += [(ranks >= bound, step / world_size) for bound in range(step, world_size, step)]
+        rows += [
+            (f"rank {bound} or later", ranks >= bound, step / world_size) for bound in range(step, world_size, step)
+        ]
         return cls._distinct(ranks, rows)
 
     @classmethod
@@ -68,41 +79,54 @@ class RankProperties:
     @classmethod
     def _plain_rows(
         cls, ranks: Ints, world_size: int, gpus_per_node: int, positions: Sequence[tuple[Ints, int]]
-    ) -> list[tuple[Bools, float]]:
+    ) -> list[_NamedRow]:
         local, node = ranks % gpus_per_node, ranks // gpus_per_node
         last_local, last_node = gpus_per_node - 1, (world_size - 1) // gpus_per_node
-        rows: list[tuple[Bools, float]] = [
-            (ranks == 0, 8.0),
-            (ranks == ranks.min(), 6.0),
-            (ranks == world_size - 1, 4.0),
-            (ranks == ranks.max(), 4.0),
-            (local == 0, 3.0),
-            (node == 0, 3.0),
-            (local == last_local, 2.0),
-            (node == last_node, 2.0),
+        rows: list[_NamedRow] = [
+            ("rank 0", ranks == 0, 8.0),
+            ("the first", ranks == ranks.min(), 6.0),
+            ("the last rank", ranks == world_size - 1, 4.0),
+            ("the last", ranks == ranks.max(), 4.0),
+            ("local 0", local == 0, 3.0),
+            ("node 0", node == 0, 3.0),
+            ("the last local", local == last_local, 2.0),
+            ("the last node", node == last_node, 2.0),
         ]
-        for column, size in positions:
-            rows += [(column == 0, 3.0), (column == size - 1, 3.0), (column >= 0, 3.0)]
+        for number, (column, size) in enumerate(positions):
+            rows += [
+                (f"the first of {number}", column == 0, 3.0),
+                (f"the last of {number}", column == size - 1, 3.0),
+                (f"in {number}", column >= 0, 3.0),
+            ]
         return rows
 
     @classmethod
-    def _distinct(cls, ranks: Ints, rows: list[tuple[Bools, float]]) -> "RankProperties":
+    def _distinct(cls, ranks: Ints, rows: Iterable[_NamedRow]) -> "RankProperties":
         weights: dict[bytes, float] = {}
         kept: dict[bytes, Bools] = {}
-        for row, weight in rows:
+        names: dict[bytes, set[str]] = {}
+        for name, row, weight in rows:
             turned = row if row[0] else ~row
             if turned.all():
                 continue
             key = np.packbits(turned).tobytes()
             kept.setdefault(key, turned)
+            names.setdefault(key, set()).add(name)
             weights[key] = max(weight, weights.get(key, 0.0))
         holds = np.stack(list(kept.values())) if kept else np.zeros((0, len(ranks)), dtype=np.bool_)
-        return cls(ranks, holds, np.array([weights[key] for key in kept], dtype=np.float64))
+        row_weights = np.array([weights[key] for key in kept], dtype=np.float64)
+        return cls(ranks, holds, row_weights, tuple(frozenset(names[key]) for key in kept))
 
     def among(self, columns: Bools) -> "RankProperties":
         """Return the same properties of some of the ranks."""
-        rows = [(row[columns], float(weight)) for row, weight in zip(self.holds, self.weights, strict=True)]
-        return self._distinct(self.ranks[columns], rows)
+        rows = zip(self.names, self.holds, self.weights.tolist(), strict=True)
+        named = ((name, row[columns], weight) for names, row, weight in rows for name in sorted(names))
+        return self._distinct(self.ranks[columns], named)
+
+    def suspecting(self, names: AbstractSet[str]) -> "RankProperties":
+        """Return the same with more weight on properties of these names, which decided elsewhere."""
+        factors = np.array([FAMILIAR if row & names else 1.0 for row in self.names], dtype=np.float64)
+        return replace(self, weights=self.weights * factors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +143,8 @@ class Division:
 
     leaves: tuple[Leaf, ...]
     next_ranks: tuple[int, ...]
+    reasons: frozenset[str] = frozenset()
+    """The names of the properties that the leaves differ in; none of a property that a single rank has."""
 
 
 def untried(properties: RankProperties, captured: AbstractSet[int]) -> int | None:
@@ -149,7 +175,9 @@ def learn(properties: RankProperties, digests: Mapping[int, str], *, may_ask: bo
         return Division((), (split.question,))
     parts = [learn(properties.among(side), digests, may_ask=may_ask) for side in (split.side, ~split.side)]
     return Division(
-        tuple(leaf for part in parts for leaf in part.leaves), tuple(rank for part in parts for rank in part.next_ranks)
+        tuple(leaf for part in parts for leaf in part.leaves),
+        tuple(rank for part in parts for rank in part.next_ranks),
+        split.reasons.union(*(part.reasons for part in parts)),
     )
 
 
@@ -212,6 +240,7 @@ def _pure_leaf(properties: RankProperties, captured: Bools, digest: str, *, may_
 class _Split:
     side: Bools
     question: int | None
+    reasons: frozenset[str]
 
 
 def _best_split(properties: RankProperties, captured: Bools, seen: list[str]) -> _Split | None:
@@ -234,13 +263,16 @@ def _best_split(properties: RankProperties, captured: Bools, seen: list[str]) ->
     anchor = int(np.flatnonzero(captured)[0])
     agrees = properties.holds[rows] == properties.holds[rows, anchor][:, np.newaxis]
     total = float(weights[rows].sum())
+    is_single = 1 in (properties.holds[best].sum(), (~properties.holds[best]).sum())
+    reasons = frozenset[str]() if is_single else properties.names[best]
     if weights[best] >= CONFIDENCE * total:
-        return _Split(properties.holds[best], None)
+        return _Split(properties.holds[best], None, reasons)
     one_side = weights[rows] @ agrees
     balance = np.minimum(one_side, total - one_side)
     balance[captured] = 0.0
     requested = int(np.argmax(balance))
-    return _Split(properties.holds[best], int(properties.ranks[requested]) if balance[requested] > 1e-9 else None)
+    question = int(properties.ranks[requested]) if balance[requested] > 1e-9 else None
+    return _Split(properties.holds[best], question, reasons)
 
 
 def _gain(seen: list[str], outline: list[bool]) -> float:

@@ -5,6 +5,7 @@ A step ends where the parameters have been updated, by the first of these that t
 - marks: `sandtable.step()`, or the function named by `--step-marker`;
 - optimizers of torch: a call of `step`, whatever it calls inside. Those that step inside backward, parameter by
   parameter, are one. Of several, the one that updates least often sets the pace (`pace.py`);
+- updates that a framework reports, where no optimizer of torch stepped in them;
 - anything that writes parameters after a backward pass (csrc/updates.h).
 
 Each of these leaves a row at every update; which rows end a step is decided when the capture ends (`step_rows.py`).
@@ -27,12 +28,13 @@ from typing import Any
 from sandtable.step_marker import STEP_EVENT
 from sandtable.trace import TO_THE_END
 from sandtable.vgpu.marked_function import MarkedFunction
+from sandtable.vgpu.output import silence_output
 from sandtable.vgpu.pace import Paces
 from sandtable.vgpu.stop import StopCapture
 
 __all__ = ["StepCounter"]
 
-_MARK, _IN_BACKWARD, _FIRST_OPTIMIZER = 0, 1, 2
+_MARK, _IN_BACKWARD, _BY_FRAMEWORK, _FIRST_OPTIMIZER = 0, 1, 2, 3
 """The numbers of updaters; those of updates without an optimizer of torch's come from the core."""
 
 
@@ -191,8 +193,16 @@ class StepCounter:
             self._core.set_optimizer(bool(local.stepping or local.num_around))
         if not local.num_around:
             numbers, local.updates_around = local.updates_around, {}
+            if local.is_updated_around and not numbers:
+                self._paces.dismiss_unused()  # optimizers that the framework keeps, and whose states it updates itself
+                numbers[_BY_FRAMEWORK] = None
+            local.is_updated_around = False
             for number in numbers:
                 self._end_update(number)
+
+    def note_update(self) -> None:
+        """Note that a framework has updated the parameters: a step, if none of torch's optimizers made it."""
+        self._local.is_updated_around = True
 
     # ---- backward passes ----
 
@@ -258,6 +268,7 @@ class StepCounter:
 
     def _stop_if(self, is_enough: bool) -> None:
         if is_enough and not self._goes_on and threading.current_thread() is threading.main_thread():
+            silence_output()
             raise StopCapture("steps")
 
 
@@ -268,6 +279,7 @@ class _ThreadState(threading.local):
         self.stepping: list[Any] = []
         self.num_around = 0
         self.updates_around: dict[int, None] = {}
+        self.is_updated_around = False
         self.num_backwards = 0
         self.updates_in_backward = False
 

@@ -38,6 +38,7 @@ _LAUNCHER_MODULES = (
     "torch.distributed.launch",
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
     "composer.cli.launcher",
 )
 _PYTHON = re.compile(r"python[\d.]*$")

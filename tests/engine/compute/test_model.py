@@ -97,6 +97,18 @@ def test_a_small_kernel_takes_the_time_of_a_kernel() -> None:
     assert cost.work_ns == pytest.approx(A100.efficiency.streaming.kernel_ns, rel=0.01)
 
 
+def test_a_batch_norm_in_evaluation_reads_its_input_once() -> None:
+    picture, channel = spec("float32", 16, 960, 65, 65), spec("float32", 960)
+    inputs = [picture, channel, channel, channel, channel]
+    training, evaluation = (
+        CostModel(A100)
+        .cost(op("native_batch_norm", inputs, [picture], f'["t","t","t","t","t",{flag},0.1,1e-05]'))
+        .work_ns
+        for flag in ("true", "false")
+    )
+    assert evaluation < 0.7 * training
+
+
 def test_views_and_allocations_are_free() -> None:
     x = spec("float32", 1024, 1024)
     for name in ("view", "transpose", "empty_strided", "detach_"):

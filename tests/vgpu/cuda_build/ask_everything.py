@@ -48,6 +48,14 @@ def ask_libraries() -> None:
     torch.ops.aten._foreach_mm([torch.randn(64, 64, device="cuda")] * 2, [torch.randn(64, 64, device="cuda")] * 2)
 
 
+def _pointwise(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(tensor * 2.0 + 1.0) * tensor
+
+
+def _other_pointwise(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(tensor * 3.0) + tensor
+
+
 def ask_tools() -> None:
     """The profiler, markers, streams, graphs' pools, pinned memory, compilers."""
     from torch.profiler import ProfilerActivity, profile
@@ -57,6 +65,11 @@ def ask_tools() -> None:
         torch.ones(8, device="cuda").sum()
     has_triton()
     torch.compile(lambda tensor: tensor + 1)(torch.ones(8, device="cuda"))
+    scripted = torch.jit.script(_pointwise)
+    for _ in range(4):  # after a few calls TorchScript would compile a kernel
+        scripted(torch.ones(8, device="cuda", requires_grad=True)).sum().backward()
+    torch._C._jit_override_can_fuse_on_gpu(True)
+    torch.jit.script(_other_pointwise)(torch.ones(8, device="cuda"))
     torch.cuda.graph_pool_handle()
     torch.cuda.empty_cache()
     torch.cuda.memory._snapshot()

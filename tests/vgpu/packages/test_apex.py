@@ -74,6 +74,14 @@ def test_a_compiled_module_alone_leaves_the_note():
 
 
 @on_gpu()
+def test_the_package_alone_brings_its_optimizers():
+    import apex
+
+    assert apex.optimizers.FusedAdam
+    assert apex.normalization.FusedLayerNorm
+
+
+@on_gpu()
 def test_lists_of_tensors():
     import amp_C
     from apex.multi_tensor_apply import multi_tensor_applier

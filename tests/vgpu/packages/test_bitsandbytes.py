@@ -80,3 +80,19 @@ def test_adapters_train_beside_frozen_weights_of_four_bits():
     names = [kernel.op for kernel in _kernels(_train_adapter)]
     assert names.count("bitsandbytes::optimizer_update_8bit_blockwise") == 2
     assert "bitsandbytes::quantize_4bit" in names
+
+
+def _optimize_pages() -> None:
+    import bitsandbytes as bnb
+
+    layer = torch.nn.Linear(1024, 1024, device="cuda", dtype=torch.bfloat16)  # pages hold states of 100,000 and more
+    optimizer = bnb.optim.PagedAdamW32bit(layer.parameters())
+    for _ in range(2):
+        layer(torch.rand(8, 1024, device="cuda", dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+
+
+def test_a_paged_optimizer_keeps_its_states_on_the_card():
+    updates = [kernel for kernel in _kernels(_optimize_pages) if "optimizer_update_32bit" in kernel.op]
+    assert len(updates) == 4, "two tensors in two steps"
+    assert {spec.device for kernel in updates for spec in kernel.inputs} == {"cuda"}

@@ -194,3 +194,39 @@ def test_rotary_embedding_of_a_subclass_makes_its_own_angles_and_heads_may_be_pa
     result.sum().backward()
     assert result.shape == qkv.shape
     assert rotary._seq_len_cached == 512
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="the installed package's is a kernel of Triton")
+@on_gpu()
+def test_attention_with_a_bias_is_differentiable():
+    from flash_attn.flash_attn_triton import flash_attn_func
+
+    q, k, v = _tensors(heads_k=HEADS)
+    bias = torch.empty(1, HEADS, 1, LENGTH, device="cuda", dtype=torch.bfloat16)
+    flash_attn_func(q, k, v, bias, True, 0.125).sum().backward()
+    assert [x.grad.shape for x in (q, k, v)] == [x.shape for x in (q, k, v)]
+
+
+def _gather_and_scatter() -> None:
+    from torch import distributed as dist
+
+    from sandtable.vgpu.packages.flash_attn import distributed
+
+    dist.init_process_group("nccl")
+    group: Any = dist.group.WORLD
+    x: Any = torch.full((4, 8), 1.0 + dist.get_rank(), device="cuda", requires_grad=True)
+    gathered = distributed.all_gather(x, group)
+    assert gathered[:, 0].tolist() == [1.0] * 4 + [2.0] * 4
+    part = distributed.reduce_scatter(gathered, group)
+    assert part[0, 0].item() == 2 * (1.0 + dist.get_rank())
+    distributed.all_reduce(part, group).sum().backward()
+    assert x.grad[0, 0].item() == 2.0
+    assert [distributed.get_dim_for_local_rank(10, 4, rank, multiple_of=2) for rank in range(4)] == [4, 2, 2, 2]
+
+
+def test_collectives_have_each_other_as_backward_pass():
+    trace = rehearse(_gather_and_scatter, ranks=2).trace
+    assert [str(call.op) for call in trace.rank(0).collectives()] == [
+        *("all_gather", "reduce_scatter", "all_reduce"),
+        *("all_gather", "reduce_scatter"),
+    ]

@@ -38,6 +38,19 @@ def test_layers_are_kernels_of_their_family():
     assert by_name["liger_cross_entropy_kernel"].work.bytes_read == 2 * 2048 * 32000 * 2
 
 
+def _make_a_missing_loss() -> None:
+    from liger_kernel.chunked_loss import LigerFusedLinearDPOLoss
+
+    with pytest.raises(ModuleNotFoundError, match="LigerFusedLinearDPOLoss needs liger_kernel"):
+        LigerFusedLinearDPOLoss(beta=0.1)
+    torch.ones(8, device="cuda").sum()
+
+
+@pytest.mark.skipif(IS_INSTALLED, reason="liger-kernel is installed")
+def test_losses_without_a_replacement_can_be_imported_and_say_what_is_missing_when_made():
+    rehearse(_make_a_missing_loss)
+
+
 def _train_llama(on_instance: bool) -> None:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance, apply_liger_kernel_to_llama
     from transformers import LlamaConfig, LlamaForCausalLM

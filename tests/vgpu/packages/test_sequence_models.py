@@ -48,6 +48,32 @@ def test_a_scan_keeps_the_state_of_every_2048_positions():
     assert backward.work.flops == 2 * forward.work.flops
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (2, 4, 5), (2, 3, 4, 5)], ids=["constant", "per batch", "in groups"])
+def test_a_scan_step_by_step_is_the_recurrence(shape: tuple[int, ...]):
+    from sandtable.vgpu.packages.mamba_ssm.scan import selective_scan_ref
+
+    torch.manual_seed(0)
+    u, delta, z = (torch.randn(2, 6, 5, dtype=torch.float32) for _ in range(3))
+    a, d, bias, b, c = (torch.randn(s) for s in ((6, 4), (6,), (6,), shape, shape))
+    out, last = selective_scan_ref(u, delta, a, b, c, d, z, bias, True, True)
+
+    def at(y: torch.Tensor, batch: int, channel: int, step: int) -> torch.Tensor:
+        by_rank = {2: lambda: y[channel], 3: lambda: y[batch, :, step], 4: lambda: y[batch, channel // 2, :, step]}
+        return by_rank[y.dim()]()
+
+    for batch, channel in ((0, 0), (1, 5)):
+        state = torch.zeros(4)
+        for step in range(5):
+            dt = torch.nn.functional.softplus(delta[batch, channel, step] + bias[channel])
+            x = u[batch, channel, step]
+            state = torch.exp(dt * a[channel]) * state + dt * at(b, batch, channel, step) * x
+            y = (state @ at(c, batch, channel, step) + d[channel] * x) * torch.nn.functional.silu(
+                z[batch, channel, step]
+            )
+            torch.testing.assert_close(out[batch, channel, step], y)
+        torch.testing.assert_close(last[batch, channel], state)
+
+
 def _blocked_scan() -> None:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
 

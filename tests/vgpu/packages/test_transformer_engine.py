@@ -1,6 +1,7 @@
 """Transformer Engine: kernels of its layers against formulas, with its own Python if that is installed."""
 
 from collections import Counter
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -121,3 +122,20 @@ def test_a_grouped_product_has_the_rows_of_each_expert():
     rows = [(1, 100, 2 * WIDTH, WIDTH), (1, TOKENS - 100, 2 * WIDTH, WIDTH)]
     assert list(forward.signature.work.products) == rows
     assert sum(flops(op.signature) for op in backward) == 2 * flops(forward.signature)
+
+
+def _multiply_in_nvfp4() -> None:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe as recipes
+
+    layer = te.Linear(WIDTH, WIDTH, bias=False, params_dtype=torch.bfloat16)
+    x = torch.empty(TOKENS, 1, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with te.fp8_autocast(fp8_recipe=recipes.NVFP4BlockScaling()):
+        output = layer(x)
+    output.sum().backward()
+
+
+@pytest.mark.skipif(find_spec("transformer_engine") is None, reason="the replacement has no NVFP4")
+def test_products_in_nvfp4_may_have_a_batch_of_one():
+    products = _ours(_operators(_multiply_in_nvfp4, cluster="dgx-b200"), "gemm")
+    assert [flops(op.signature) for op in products] == 3 * [2 * TOKENS * WIDTH * WIDTH]

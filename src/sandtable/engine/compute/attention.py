@@ -24,7 +24,7 @@ from typing import ClassVar, cast
 from sandtable.cluster.device import AttentionPass
 from sandtable.engine.compute.family import Basis, Family, names, slower_of
 from sandtable.engine.compute.rates import best_rate
-from sandtable.trace.flops import flops, num_packed
+from sandtable.trace.flops import ATTENTION_PACKAGES, attention_window, num_packed, square_flops
 from sandtable.trace.signature import Signature, TensorSpec
 
 __all__ = ["Attention", "kernel_of", "pass_of"]
@@ -55,8 +55,6 @@ _HEADS = {
 """Sizes of heads that the kernels are compiled for."""
 
 _MASK_TYPE_AT = {"aten::_efficient_attention_forward": 9, "aten::_efficient_attention_backward": 14}
-_PACKAGES = ("flash_attn::", "flash_attn_3::", "xformers_flash::", "xformers_flash3::", "transformer_engine::")
-"""Libraries whose operators have the mask as their first boolean, and sums in a fixed order as the second backward."""
 
 
 class Attention(Family):
@@ -162,14 +160,14 @@ class _Shape:
         num_rows, num_queries = num_sequences * heads, num_queries if batch else -(-num_queries // num_sequences)
         v_dim = signature.inputs[3 if is_backward(signature) else 2].shape[-1]
         pair = _pair_flops(signature, qk_dim, v_dim)
-        keys = flops(signature) // max(1, num_rows * num_queries * pair)
+        keys = square_flops(signature) // max(1, num_rows * num_queries * pair)
         sizes = _HEADS[kernel_of(signature.name)]
         qk_padded, v_padded = (_next_size(sizes, dim) for dim in (qk_dim, v_dim))
         return cls(
             num_rows=num_rows,
             num_queries=num_queries,
             keys=keys,
-            window=_window(signature),
+            window=attention_window(signature),
             qk_dim=qk_dim,
             v_dim=v_dim,
             is_packed=not batch,
@@ -209,7 +207,7 @@ def is_causal(signature: Signature) -> bool:
     arguments = signature.arguments
     if signature.name in _MASK_TYPE_AT:
         return arguments[_MASK_TYPE_AT[signature.name] :][:1] in ([1], [2])
-    if signature.name.startswith(_PACKAGES):
+    if signature.name.startswith(ATTENTION_PACKAGES):
         return any(_flags(signature)[:1])
     for before, argument in pairwise(arguments):
         follows_number = isinstance(before, int | float) and not isinstance(before, bool)
@@ -219,24 +217,11 @@ def is_causal(signature: Signature) -> bool:
 
 
 def _is_deterministic(signature: Signature) -> bool:
-    return is_backward(signature) and signature.name.startswith(_PACKAGES) and any(_flags(signature)[1:2])
+    return is_backward(signature) and signature.name.startswith(ATTENTION_PACKAGES) and any(_flags(signature)[1:2])
 
 
 def _flags(signature: Signature) -> list[bool]:
     return [argument for argument in signature.arguments if isinstance(argument, bool)]
-
-
-def _window(signature: Signature) -> int:
-    """Return how many keys to the left a query of these libraries sees at most; 0 if all.
-
-    The two sides of a window are the integers after the mask; -1 stands for no limit.
-    """
-    if not signature.name.startswith(_PACKAGES):
-        return 0
-    arguments = signature.arguments
-    mask_at = next((place for place, argument in enumerate(arguments) if isinstance(argument, bool)), len(arguments))
-    left = arguments[mask_at + 1 : mask_at + 2]
-    return left[0] if left and isinstance(left[0], int) and not isinstance(left[0], bool) and left[0] > 0 else 0
 
 
 def _has_pages(signature: Signature) -> bool:

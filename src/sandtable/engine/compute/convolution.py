@@ -9,6 +9,9 @@ With N pictures, C channels in, K out, filters of R x S, and output (gradient: i
 each tiled like any product. float32 runs as tf32 where the chip has it (torch's default for convolutions), else on the
 ordinary lanes, where 3 x 3 filters of stride 1 use algorithms with fewer multiplications (Lavin and Gray 2015), so that
 they may be faster than their FLOPs and the peak suggest.
+
+A depthwise convolution has a filter for each channel and is no product: a thread loads two numbers for each of the R·S
+multiplications of its output, on ordinary lanes, and that time and the time of the bytes add up.
 """
 
 from collections.abc import Iterator
@@ -26,6 +29,10 @@ _BACKWARD = names("convolution_backward convolution_backward_overrideable _slow_
 _TRANSPOSED = names("cudnn_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d")
 _MIN_WINOGRAD_CHANNELS = 16
 
+_DEPTHWISE_SHARE = 0.11
+"""Of the ordinary lanes' rate: what large filters reach on an RTX 2080 Ti (RepLKNet, arXiv 2203.06717, table 1, from
+memory). With it, ConvNeXt and MobileNet on A100 take their published times (`bench/compiled.py`)."""
+
 
 class Convolution(Family):
     """Convolutions and their gradients."""
@@ -42,6 +49,15 @@ class Convolution(Family):
     )
 
     def work_ns(self, signature: Signature) -> float:
+        bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
+        if _is_depthwise(signature):
+            rate = best_rate(self.device, "float32").peak * _DEPTHWISE_SHARE
+            products = list(_products(signature))
+            taps_ns = sum(product.flops for product in products) / rate * 1e9
+            return len(products) * self.streaming.kernel_ns + taps_ns + bytes_ns
+        return self._product_ns(signature, bytes_ns)
+
+    def _product_ns(self, signature: Signature, bytes_ns: float) -> float:
         table = self.device.efficiency.convolution
         rate = self._rate(signature)
         reached = rate.reachable(matrix_share=table.matrix_share, vector_share=table.vector_share)
@@ -53,13 +69,12 @@ class Convolution(Family):
             reached *= table.backward_share
         products = list(_products(signature))
         total_ns = sum(tiled_ns(product, self.tile_throughput(rate, reached)) for product in products)
-        bytes_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
         return len(products) * self.streaming.kernel_ns + slower_of(total_ns, bytes_ns)
 
     def basis(self, signature: Signature) -> Basis:
-        """Return the basis: fits are to float32 on the ordinary lanes."""
+        """Return the basis: fits are to float32 products on the ordinary lanes."""
         status = self.device.efficiency.convolution.status
-        if status == "fitted" and self._rate(signature).on_matrix_units:
+        if status == "fitted" and (_is_depthwise(signature) or self._rate(signature).on_matrix_units):
             return "nominal"
         return cast(Basis, status)
 
@@ -102,6 +117,12 @@ def _is_transposed(signature: Signature) -> bool:
     if signature.name in _TRANSPOSED:
         return True
     return next((argument for argument in signature.arguments if isinstance(argument, bool)), False)
+
+
+def _is_depthwise(signature: Signature) -> bool:
+    """Return whether each channel has filters of its own."""
+    x, weight, output = _tensors(signature)
+    return weight.shape[1] == 1 and (output if _is_transposed(signature) else x).shape[1] > 1
 
 
 def _output_mask(signature: Signature) -> list[bool]:

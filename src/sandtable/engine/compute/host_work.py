@@ -4,6 +4,8 @@ The host does nothing else meanwhile, and the card waits for what it would issue
 
     host = bytes / (memory bandwidth · share / ranks of the node)        disk = bytes / (its rate / ranks of the node)
 
+A process that the script has started for such an optimizer takes the same time, while the host and the card go on.
+
 The ranks of a node do it at the same time, as they step together. The share is that of DeepSpeed's CPU-Adam:
 ZeRO-Offload (Ren et al. 2021, table 4, not re-checked) updates 1 to 10 billion parameters in 0.22 to 2.57 s on two Xeon
 8168 with 256 GB/s; 28 bytes per parameter make 109 to 127 GB/s.
@@ -15,6 +17,7 @@ from typing import ClassVar
 from sandtable.cluster.device import Device
 from sandtable.engine.compute.family import SUSTAINED, Basis, Conditions, Family
 from sandtable.trace.signature import Signature
+from sandtable.trace.work import Work
 
 __all__ = ["USUAL_HOST", "HostRates", "HostWork"]
 
@@ -45,13 +48,17 @@ class HostWork(Family):
         self.rates = rates
 
     def work_ns(self, signature: Signature) -> float:
-        return 0.0
+        assert signature.work is not None
+        return self._duration_ns(signature.work) if signature.work.place == "process" else 0.0
 
     def host_ns(self, signature: Signature) -> float:
         """Return how long the host is busy."""
         assert signature.work is not None
-        bytes_read, bytes_written = signature.work.bytes_read or 0, signature.work.bytes_written or 0
-        if signature.work.place == "disk":
+        return 0.0 if signature.work.place == "process" else self._duration_ns(signature.work)
+
+    def _duration_ns(self, work: Work) -> float:
+        bytes_read, bytes_written = work.bytes_read or 0, work.bytes_written or 0
+        if work.place == "disk":
             read_ns = bytes_read * 1e9 / self.rates.disk_read_bytes_per_s
             return read_ns + bytes_written * 1e9 / self.rates.disk_write_bytes_per_s
         return (bytes_read + bytes_written) * 1e9 / (self.rates.memory_bytes_per_s * _MEMORY_SHARE)

@@ -55,6 +55,11 @@ class Indexing(Family):
             table, indices = inputs[:2]
             picked = sum(spec.size_bytes for spec in signature.outputs)
             return min(picked, table.distinct_bytes) + indices.size_bytes + picked
+        if name in ("aten::_embedding_bag", "aten::_embedding_bag_forward_only"):
+            table, indices = inputs[:2]
+            picked = indices.num_elements * table.shape[-1] * table.element_bytes
+            lists = sum(spec.size_bytes for spec in (*inputs[1:], *signature.outputs))
+            return min(picked, table.distinct_bytes) + lists
         return super().traffic_bytes(signature)
 
 

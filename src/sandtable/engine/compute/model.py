@@ -6,6 +6,7 @@ from sandtable.cluster.device import Device
 from sandtable.engine.compute.attention import Attention
 from sandtable.engine.compute.convolution import Convolution
 from sandtable.engine.compute.described import Described
+from sandtable.engine.compute.embedding_tables import EmbeddingTables
 from sandtable.engine.compute.family import SUSTAINED, Conditions, Cost, Family
 from sandtable.engine.compute.gemm import Gemm
 from sandtable.engine.compute.host_work import USUAL_HOST, HostRates, HostWork
@@ -54,7 +55,7 @@ class CostModel:
         link = host_link_bytes_per_s or host.link_bytes_per_s
         families = (
             *(kind(device, conditions) for kind in (Gemm, Attention, Convolution, Elementwise, Normalisation)),
-            *(kind(device, conditions) for kind in (Reduction, Copy, Indexing, Recurrent, Free)),
+            *(kind(device, conditions) for kind in (Reduction, Copy, Indexing, EmbeddingTables, Recurrent, Free)),
             HostCopy(device, link_bytes_per_s=link),
             self._shards,
         )

@@ -126,6 +126,9 @@ class Normalisation(Family):
     operators: ClassVar[frozenset[str]] = frozenset(f"aten::{name}" for name in _NORMALISATIONS)
 
     def work_ns(self, signature: Signature) -> float:
+        if _has_known_statistics(signature):
+            moved_ns = self.memory_ns(self.traffic_bytes(signature), self.streaming.elementwise_share)
+            return self.streaming.kernel_ns + moved_ns
         kernels = _NORMALISATIONS[signature.name.removeprefix("aten::").removesuffix("_")]
         passes = kernels.passes * _passes_of_long_rows(signature)
         moved_ns = self.memory_ns(self.traffic_bytes(signature) * passes, self.streaming.normalisation_share)
@@ -161,6 +164,12 @@ class Reduction(Family):
     def work_ns(self, signature: Signature) -> float:
         share = self.streaming.normalisation_share
         return self.streaming.kernel_ns + self.memory_ns(self.traffic_bytes(signature), share)
+
+
+def _has_known_statistics(signature: Signature) -> bool:
+    """Return whether a batch norm reads its statistics, as in evaluation: one product and one sum per number remain."""
+    flags = (argument for argument in signature.arguments if isinstance(argument, bool))
+    return signature.name.endswith("_batch_norm") and next(flags, True) is False
 
 
 def _passes_of_long_rows(signature: Signature) -> float:

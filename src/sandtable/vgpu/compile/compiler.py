@@ -48,6 +48,8 @@ def follow_compiler(core: ModuleType, *, stop_if_done: Callable[[], None]) -> di
     config.max_autotune_gemm_backends = "ATEN"
     # A graph is kept for later ranks once its backward pass is compiled, which that of a warm-up would never be.
     functorch_config.force_non_lazy_backward_lowering = True
+    # So is one with autograd functions of the script: what they do is in the graph, which is in the cache's key.
+    functorch_config.autograd_cache_allow_custom_autograd_functions = True
     timing: Any = dynamo_guards
     timing.profile_guard_manager = lambda *_: 0.0  # flushes the processor's caches for a line in a log
 

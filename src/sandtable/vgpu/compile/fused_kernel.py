@@ -8,19 +8,16 @@ as a comment, so that it travels with it through Inductor's own caches, and read
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from sandtable.trace.work import Work, WorkFamily
 from sandtable.vgpu.packages.kernels import record_kernel
-from sandtable.vgpu.packages.triton.launches import record_launch
 
-__all__ = ["FusedKernel", "KernelDescription", "PointerTraffic", "describe_kernel"]
+__all__ = ["FusedKernel", "KernelDescription", "PointerTraffic", "describe_kernel", "name_in_script"]
 
 _MARK = "# sandtable: "
 _NUMBER_AT_END = re.compile(r"_\d+$")
@@ -68,17 +65,13 @@ class FusedKernel:
     """Stands where Inductor expects a compiled kernel: `run` is called with its arguments."""
 
     def __init__(self, name: str, source: str) -> None:
-        self._name = f"inductor::{_NUMBER_AT_END.sub('', name)}"
+        self._name = f"inductor::{name_in_script(name)}"
         self._description = KernelDescription.read(source)
         self._names = _argument_names(name, source)
-        self._function = None if self._description is not None else _function_of_script(_NUMBER_AT_END.sub("", name))
         self._works: dict[int, Work] = {}
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
         """Record one launch."""
-        if self._function is not None:
-            record_launch(self._function, dict(zip(self._names, arguments, strict=False)), Work())
-            return
         inputs, outputs, num_points = [], [], 1
         for name, argument in zip(self._names, arguments, strict=False):
             if name.endswith("numel"):
@@ -108,17 +101,9 @@ class FusedKernel:
         )
 
 
-def _function_of_script(name: str) -> Callable[..., Any] | None:
-    """Return the Python function of a kernel that the script wrote, by its name; None if Inductor wrote it."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    for kernel in kernel_side_table.id_to_kernel.values():
-        function: Any = kernel
-        while not inspect.isfunction(function):
-            function = function.fn
-        if function.__name__ == name:
-            return function
-    return None
+def name_in_script(name: str) -> str:
+    """Return the name of a kernel without the number that Inductor adds to it."""
+    return _NUMBER_AT_END.sub("", name)
 
 
 def _argument_names(name: str, source: str) -> tuple[str, ...]:
@@ -136,7 +121,7 @@ def describe_kernel(kernel: Any, source: str) -> KernelDescription:
     hint = V.graph.sizevars.optimization_hint
     num_points = prod(int(hint(size)) for size in kernel.numels.values())
     reads = _times_read(source)
-    accesses = kernel.features.buf_accesses()
+    accesses = _accesses(kernel)
     definitions, buffers, *_ = kernel.args.python_argdefs()
     pointers = []
     for definition, buffer in zip(definitions, buffers, strict=False):
@@ -149,6 +134,16 @@ def describe_kernel(kernel: Any, source: str) -> KernelDescription:
         times = reads.get(definition.name, 1) if row_bytes > _LONG_ROW_BYTES else 1
         pointers.append(PointerTraffic(definition.name, is_read * times * size_bytes, is_written * size_bytes))
     return KernelDescription(family=_family(kernel), pointers=tuple(pointers), num_points=num_points)
+
+
+def _accesses(kernel: Any) -> dict[str, list[Any]]:
+    """Return the accesses of a kernel by buffer; the scheduler renames one that is written again."""
+    from torch._inductor.virtualized import V
+
+    accesses: dict[str, list[Any]] = {}
+    for name, found in kernel.features.buf_accesses().items():
+        accesses.setdefault(V.graph.scheduler.mutation_real_name.get(name, name), []).extend(found)
+    return accesses
 
 
 def _touched_elements(accesses: Any, buffer: str, num_points: int) -> int:

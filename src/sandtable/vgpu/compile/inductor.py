@@ -12,8 +12,11 @@ from typing import Any
 
 from sandtable.trace.kinds import LaunchKind
 from sandtable.vgpu.compile.flex_attention import lower_flex_attention
-from sandtable.vgpu.compile.fused_kernel import FusedKernel, describe_kernel
+from sandtable.vgpu.compile.fused_kernel import FusedKernel, KernelDescription, describe_kernel, name_in_script
 from sandtable.vgpu.compile.known_values import small_graph, with_known_values
+from sandtable.vgpu.compile.script_kernel import ScriptKernel, function_of_script
+from sandtable.vgpu.compile.shared_cache import name_groups, share_code, share_keys
+from sandtable.vgpu.compile.tilings import remember_tilings
 
 __all__ = ["adaptations"]
 
@@ -29,18 +32,20 @@ _HEADER = """
 
 
 def adaptations(core: ModuleType) -> dict[str, Callable[[ModuleType], None]]:
-    """Return what is changed in which module of Inductor."""
+    """Return what is changed in which module of Inductor, and of what its keys are made from."""
     return {
         "torch._inductor.scheduler": _accept_devices,
         "torch._inductor.async_compile": _load_kernels,
-        "torch._inductor.codecache": _name_releases,
+        "torch._inductor.codecache": _adapt_keys,
         "torch._inductor.codegen.wrapper": _leave_out_triton,
         "torch._inductor.codegen.triton": _describe_kernels,
         "torch._inductor.compile_fx": lambda module: _adapt_entry(module, core),
         "torch._inductor.kernel.flex.flex_attention": lower_flex_attention,
         "torch._inductor.select_algorithm": _measure_nothing,
         "torch._inductor.runtime.coordinate_descent_tuner": _tune_nothing,
-        "torch._inductor.output_code": lambda module: _mark_launches(module, core),
+        "torch._inductor.tiling_utils": remember_tilings,
+        "torch._inductor.output_code": lambda module: _adapt_graphs(module, core),
+        "torch.distributed.device_mesh": name_groups,
     }
 
 
@@ -49,11 +54,18 @@ def _accept_devices(module: Any) -> None:
 
 
 def _load_kernels(module: Any) -> None:
-    def triton(self: Any, kernel_name: str, source_code: str, device_str: str = "cuda") -> FusedKernel:
-        return FusedKernel(kernel_name, source_code)
+    def triton(self: Any, kernel_name: str, source_code: str, device_str: str = "cuda") -> FusedKernel | ScriptKernel:
+        is_described = KernelDescription.read(source_code) is not None
+        function = None if is_described else function_of_script(name_in_script(kernel_name))
+        return FusedKernel(kernel_name, source_code) if function is None else ScriptKernel(function, source_code)
 
     module.AsyncCompile.triton = triton
     module.maybe_warm_pool = lambda: None  # processes that would compile
+
+
+def _adapt_keys(module: Any) -> None:
+    _name_releases(module)
+    share_keys(module)
 
 
 def _name_releases(module: Any) -> None:
@@ -106,6 +118,8 @@ def _describe_kernels(module: Any) -> None:
 
 def _adapt_entry(module: Any, core: ModuleType) -> None:
     """Run graphs eagerly that Inductor cannot compile, and launch as one what it would put into a CUDA graph."""
+    from torch._dynamo.exc import RestartAnalysis
+
     compile_all, compile_one = module.compile_fx, module.compile_fx_inner
 
     @functools.wraps(compile_one)
@@ -125,6 +139,8 @@ def _adapt_entry(module: Any, core: ModuleType) -> None:
         graph = copy.deepcopy(model.graph)
         try:
             return compile_all(model, example_inputs, inner_compile, **options)
+        except RestartAnalysis:
+            raise  # Dynamo traces once more, with a number of the script as a constant
         except Exception as error:
             _note_failure(core, error)
             model.graph = graph
@@ -168,6 +184,11 @@ def _launch_as_graph(core: ModuleType, run: Callable[..., Any], static_input_idx
             return run(inputs)
 
     return launch
+
+
+def _adapt_graphs(module: Any, core: ModuleType) -> None:
+    _mark_launches(module, core)
+    share_code(module)
 
 
 def _mark_launches(module: Any, core: ModuleType) -> None:

@@ -2,7 +2,9 @@
 //
 // A library that is loaded under a name is what every later dlopen of that name gets. Loaded first, these two keep the
 // real ones out of the process: whatever asks for a card, on whatever path, learns that there is none, and the cards of
-// this machine stay untouched.
+// this machine stay untouched. Functions that nothing here calls are there for libraries that link against them.
+#include "driver_functions.h"
+
 extern "C" {
 
 enum { CUDA_NO_DEVICE = 100, CUDA_NOT_FOUND = 500, NVML_DRIVER_NOT_LOADED = 9 };
@@ -43,5 +45,13 @@ int nvmlInitWithFlags(unsigned flags) {
 const char* nvmlErrorString(int code) {
   return "no driver: the GPUs of a rehearsal are virtual";
 }
+
+#define NO_CUDA_DEVICE(name) \
+  int name() { return CUDA_NO_DEVICE; }
+#define NO_NVML_DRIVER(name) \
+  int name() { return NVML_DRIVER_NOT_LOADED; }
+
+FOR_EACH_CUDA_FUNCTION(NO_CUDA_DEVICE)
+FOR_EACH_NVML_FUNCTION(NO_NVML_DRIVER)
 
 } // extern "C"

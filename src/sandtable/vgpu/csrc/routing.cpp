@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -18,11 +19,23 @@ namespace {
 constexpr int64_t kMostPositions = int64_t{2} << 20;
 constexpr int64_t kMostExperts = 1024; // more options are words or tokens, and not weighted
 constexpr size_t kMostRemembered = 64;
+constexpr size_t kMostRestricted = 8;
 
 Routing policy;
 int64_t current_layer = -1;
 std::mutex routing_mutex;
 std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, at::Tensor> remembered; // by rows, k, options and layer
+
+// A choice that a mask restricted. Layer after layer, and again in recomputation, the masks are the same.
+struct RestrictedChoice {
+  int64_t k, layer;
+  at::Tensor excluded, positions;
+};
+std::deque<RestrictedChoice> restricted_choices; // the latest
+
+int64_t weighted_layer() {
+  return policy.weights.size() > 1 ? current_layer : -1;
+}
 
 const std::vector<double>* listed_weights(int64_t options) {
   if (policy.weights.empty())
@@ -132,12 +145,26 @@ at::Tensor make_positions_among(const at::Tensor& excluded, int64_t k) {
   return positions;
 }
 
+at::Tensor choose_positions_among(const at::Tensor& excluded, int64_t k) {
+  std::lock_guard<std::mutex> lock(routing_mutex);
+  int64_t layer = weighted_layer();
+  for (const RestrictedChoice& choice : restricted_choices)
+    if (choice.k == k && choice.layer == layer && choice.excluded.equal(excluded))
+      return choice.positions;
+  at::Tensor positions = make_positions_among(excluded, k);
+  if (restricted_choices.size() == kMostRestricted)
+    restricted_choices.pop_front();
+  restricted_choices.push_back({k, layer, excluded.clone(), positions});
+  return positions;
+}
+
 } // namespace
 
 void set_routing(Routing routing) {
   std::lock_guard<std::mutex> lock(routing_mutex);
   policy = std::move(routing);
   remembered.clear();
+  restricted_choices.clear();
 }
 
 std::string routing_name() {
@@ -150,7 +177,7 @@ void set_routing_layer(int64_t layer) {
 
 at::Tensor choose_positions(int64_t rows, int64_t k, int64_t options) {
   std::lock_guard<std::mutex> lock(routing_mutex);
-  int64_t layer = policy.weights.size() > 1 ? current_layer : -1;
+  int64_t layer = weighted_layer();
   if (remembered.size() > kMostRemembered)
     remembered.clear();
   at::Tensor& positions = remembered[{rows, k, options, layer}];
@@ -174,12 +201,10 @@ at::Tensor route(const FactQuery& query) {
   if (k > options) // drawn with replacement
     has_choices = false, k = 1;
   at::Tensor positions, excluded = scores.dim() > 0 ? excluded_elements(scores) : at::Tensor();
-  if (excluded.defined() && k <= options) {
-    std::lock_guard<std::mutex> lock(routing_mutex);
-    positions = make_positions_among(excluded.movedim(along, -1).reshape({numel / k, options}), k);
-  } else {
+  if (excluded.defined() && k <= options)
+    positions = choose_positions_among(excluded.movedim(along, -1).reshape({numel / k, options}).contiguous(), k);
+  else
     positions = choose_positions(numel / k, k, options);
-  }
   if (!has_choices)
     return positions.view(sizes);
   std::vector<int64_t> rows_first(sizes.begin(), sizes.end());

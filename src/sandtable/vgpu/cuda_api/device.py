@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,7 @@ class _Cards:
 
     def __init__(self) -> None:
         self.properties: list[CudaDeviceProperties] = []
+        self.configure: Callable[[int], None] = lambda count: None
         self.is_initialised = False
         self.in_bad_fork = False
         os.register_at_fork(after_in_child=self._mark_fork)
@@ -61,8 +63,9 @@ class _Cards:
 _cards = _Cards()
 
 
-def describe(device: Device, *, count: int) -> None:
-    """Set which device the node's ``count`` cards are."""
+def describe(device: Device, *, count: int, configure: Callable[[int], None]) -> None:
+    """Set which device the node's ``count`` cards are; ``configure`` changes how many of them there are."""
+    _cards.configure = configure
     _cards.properties = [
         CudaDeviceProperties(
             name=device.name,
@@ -120,7 +123,7 @@ def names(core: ModuleType) -> dict[str, Any]:
         "_has_magma": True,
         "_CudaDeviceProperties": CudaDeviceProperties,
         "_cuda_isInBadFork": lambda: _cards.in_bad_fork,
-        "_cuda_getDeviceCount": core.device_count,
+        "_cuda_getDeviceCount": lambda: _device_count(core),
         "_cuda_synchronize": core.synchronize,
         "_cuda_canDeviceAccessPeer": lambda device, peer: True,
         "_cuda_hasPrimaryContext": lambda device: _cards.is_initialised,
@@ -142,9 +145,9 @@ def _device_names(core: ModuleType) -> dict[str, Any]:
     def init() -> None:
         import torch
 
+        count = _device_count(core)
         _cards.is_initialised = True
         core.register_fork_handler()
-        count = core.device_count()
         torch.cuda.default_generators = tuple(core.default_generator(index) for index in range(count))
         torch.cuda._get_device_properties = lambda index: _cards.properties[int(index)]  # type: ignore[attr-defined]
 
@@ -172,6 +175,17 @@ def _device_names(core: ModuleType) -> dict[str, Any]:
         "_cuda_exchangeDevice": exchange_device,
         "_cuda_maybeExchangeDevice": maybe_exchange_device,
     }
+
+
+def _device_count(core: ModuleType) -> int:
+    """Return how many cards there are; the first use of CUDA decides which of them the script lets itself see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not _cards.is_initialised:
+        seen = len([index for index in visible.split(",") if index.strip() not in ("", "-1")])
+        if 0 < seen < core.device_count():
+            _cards.configure(seen)
+    count: int = core.device_count()
+    return count
 
 
 def _arch_flags() -> str:

@@ -5,9 +5,18 @@ the kernel's name and the tensors that it reads and writes. The virtual GPU then
 shapes, memory, a record. `engine/compute` knows what it costs.
 """
 
+from sandtable.vgpu.packages import mpi4py
+from sandtable.vgpu.packages.described_operators import DescribedOperators
 from sandtable.vgpu.packages.descriptions import follow_descriptions
 from sandtable.vgpu.packages.known import follow_packages
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher
 
-__all__ = ["Package", "Watcher", "follow_descriptions", "follow_packages"]
+__all__ = [
+    "DescribedOperators",
+    "Package",
+    "Watcher",
+    "follow_descriptions",
+    "follow_packages",
+    "mpi4py",
+]

@@ -7,8 +7,8 @@ torch:
     deepspeed::multi_tensor_adam, deepspeed::multi_tensor_lion   one update of many tensors, in a few kernels
     deepspeed::lamb                                              one tensor: moments, two norms, update
 
-Those on the host are in `deepspeed_host.py`, ZeRO++'s in `deepspeed_quantizer.py`, those that drop tokens in
-`deepspeed_tokens.py`. A kernel without a function raises
+Those on the host are in `deepspeed_host.py` and `deepspeed_processes.py`, quantizers in `deepspeed_quantizer.py`, those
+that drop tokens in `deepspeed_tokens.py`, attention in `deepspeed_evoformer.py`. A kernel without a function raises
 with its name.
 """
 
@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sandtable.vgpu.packages import deepspeed_shards
+from sandtable.vgpu.packages import deepspeed_processes, deepspeed_shards
+from sandtable.vgpu.packages.deepspeed_evoformer import EVOFORMER
 from sandtable.vgpu.packages.deepspeed_host import HOST_KERNELS
-from sandtable.vgpu.packages.deepspeed_quantizer import QUANTIZER
+from sandtable.vgpu.packages.deepspeed_quantizer import FLOAT_QUANTIZER, QUANTIZER
 from sandtable.vgpu.packages.deepspeed_tokens import TOKEN_DROPPING
 from sandtable.vgpu.packages.package import Package
 from sandtable.vgpu.packages.watcher import Watcher, within
@@ -47,16 +48,31 @@ def package(watcher: Watcher) -> Package:
             "deepspeed.runtime.engine": lambda module: _follow_phases(module.DeepSpeedEngine, watcher),
             "deepspeed.runtime.comm.coalesced_collectives": deepspeed_shards.adapt_reducing,
             "deepspeed.runtime.zero.partition_parameters": deepspeed_shards.adapt_gathering,
+            "deepspeed.runtime.superoffload.superoffload_utils": deepspeed_processes.adapt_superoffload,
+            "deepspeed.runtime.zenflow.zenflow_utils": deepspeed_processes.adapt_zenflow,
             "deepspeed.runtime.zero.stage_1_and_2": lambda module: _follow_reductions(module, watcher),
         },
     )
 
 
-def _follow_phases(engine: type, watcher: Watcher) -> None:
-    """Report what the engine does after the backward pass, and around the optimizer."""
-    for name, phase in (("_backward_epilogue", watcher.after_backward), ("_take_model_step", watcher.around_optimizer)):
-        if hasattr(engine, name):
-            setattr(engine, name, within(phase, getattr(engine, name)))
+def _follow_phases(engine: Any, watcher: Watcher) -> None:
+    """Report what the engine does after the backward pass, and around the optimizer.
+
+    ZenFlow and SuperOffload update the parameters without calling an optimizer of torch, the former in part after
+    `_take_model_step`.
+    """
+    original = engine._take_model_step
+
+    @functools.wraps(original)
+    def take_model_step(self: Any, *args: Any, **options: Any) -> Any:
+        result = original(self, *args, **options)
+        watcher.on_update()
+        return result
+
+    engine._take_model_step = within(watcher.around_optimizer, take_model_step)
+    engine.step = within(watcher.around_optimizer, engine.step)
+    if hasattr(engine, "_backward_epilogue"):
+        engine._backward_epilogue = within(watcher.after_backward, engine._backward_epilogue)
 
 
 def _follow_reductions(module: ModuleType, watcher: Watcher) -> None:
@@ -139,5 +155,11 @@ _KERNELS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 }
 """By the name of an op builder, the functions of the module that it would build."""
 
-_MODULES: Mapping[str, Mapping[str, Any]] = {**HOST_KERNELS, "quantizer": QUANTIZER, "random_ltd": TOKEN_DROPPING}
+_MODULES: Mapping[str, Mapping[str, Any]] = {
+    **HOST_KERNELS,
+    "evoformer_attn": EVOFORMER,
+    "fp_quantizer": FLOAT_QUANTIZER,
+    "quantizer": QUANTIZER,
+    "random_ltd": TOKEN_DROPPING,
+}
 """The same, where the functions record their kernels themselves."""

@@ -5,6 +5,8 @@ a record of its work on the host (`Work.place`), and tensors in host memory keep
 
     cpu_adam, cpu_adagrad, cpu_lion    one update of one tensor: bytes of parameters, gradients and states
     async_io                           bytes read from and written to files, which have their size and no blocks on disk
+
+Optimizers that run in processes of their own are in `deepspeed_processes.py`.
 """
 
 from __future__ import annotations

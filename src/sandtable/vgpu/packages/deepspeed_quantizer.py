@@ -1,6 +1,8 @@
-"""DeepSpeed's quantizer: blocks of numbers as 8 or 4 bits and a scale each, as ZeRO++ sends weights and gradients.
+"""DeepSpeed's quantizers: blocks of numbers as few bits and a scale each.
 
-Each kernel reads its tensors once and writes its results once; a reduction sums what the ranks of a node sent.
+`quantizer` makes integers of 8 or 4 bits, as ZeRO++ sends weights and gradients; `fp_quantizer` floats of 12 to 4 bits,
+as frozen weights of `OptimizedLinear` and LoRA are stored. Each kernel reads its tensors once and writes its results
+once; a reduction sums what the ranks of a node sent.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["QUANTIZER"]
+__all__ = ["FLOAT_QUANTIZER", "QUANTIZER"]
 
 _SYMMETRIC, _ASYMMETRIC = 0, 1
 
@@ -51,6 +53,32 @@ def _dequantize(dtype_name: str) -> Callable[..., Tensor]:
     return dequantize
 
 
+def _quantize_floats(quantized: Tensor, values: Tensor, *settings: int) -> Tensor:
+    """Fill rows of quantized values, each with its scale behind them."""
+    record_kernel("deepspeed::fp_quantize", inputs=(values,), outputs=(quantized,), work=Work())
+    return quantized
+
+
+def _dequantize_floats(values: Tensor, quantized: Tensor, *settings: int) -> None:
+    record_kernel("deepspeed::fp_dequantize", inputs=(quantized,), outputs=(values,), work=Work())
+
+
+def _dequantize_some(values: Tensor, quantized: Tensor, indexes: Tensor, *settings: int) -> None:
+    """Read only the rows of the matrices that are wanted, such as those of some experts."""
+    share = values.numel() * quantized.element_size() // values.element_size()
+    work = Work(family="indexing", bytes_read=min(share, quantized.nbytes) + indexes.nbytes)
+    record_kernel("deepspeed::fp_selective_dequantize", inputs=(quantized, indexes), outputs=(values,), work=work)
+
+
+def _scales_of_floats(quantized: Tensor, groups: int) -> Tensor:
+    import torch
+
+    scales = quantized.new_empty(groups, dtype=torch.float32)
+    work = Work(family="indexing", bytes_read=scales.nbytes)
+    record_kernel("deepspeed::fp_get_scales", inputs=(quantized,), outputs=(scales,), work=work)
+    return scales
+
+
 def _launched(name: str, inputs: list[Tensor], output: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     record_kernel(f"deepspeed::{name}", inputs=inputs, outputs=(output, scales), work=Work())
     return output, scales
@@ -77,4 +105,12 @@ QUANTIZER: Mapping[str, Any] = {
     "swizzle_quant": _swizzle_quant,
     "quantized_reduction": _quantized_reduction,
 }
-"""The module that the op builder would build."""
+"""The module that the op builder `quantizer` would build."""
+
+FLOAT_QUANTIZER: Mapping[str, Any] = {
+    "quantize": _quantize_floats,
+    "dequantize": _dequantize_floats,
+    "selective_dequantize": _dequantize_some,
+    "get_scales": _scales_of_floats,
+}
+"""The same of `fp_quantizer`."""

@@ -15,17 +15,19 @@ from typing import Any
 
 from sandtable.kernel_cost import COST_EVENT, Kernel
 from sandtable.trace.work import Work
+from sandtable.vgpu.packages.described_operators import DescribedOperators
 from sandtable.vgpu.packages.importing import PackageFinder
 from sandtable.vgpu.packages.kernels import describe_kernel, record_kernel
+from sandtable.vgpu.undescribed import undescribed_module
 
-__all__ = ["follow_descriptions", "needs_card", "undescribed_module"]
+__all__ = ["follow_descriptions", "needs_card"]
 
 _CUDA_LIBRARY = re.compile(
     r"lib(cud|cublas|cufft|cusparse|cusolver|curand|nv|nccl|c10_cuda|torch_cuda)|undefined symbol"
 )
 
 
-def follow_descriptions(core: ModuleType, finder: PackageFinder) -> None:
+def follow_descriptions(core: ModuleType, finder: PackageFinder, operators: DescribedOperators) -> None:
     """Use every description that this process makes from now on."""
 
     def describe(event: str, arguments: tuple[str, Callable[..., Any], Any]) -> None:
@@ -44,6 +46,7 @@ def follow_descriptions(core: ModuleType, finder: PackageFinder) -> None:
                 _replace_imported(attribute, original, replacement)
 
         finder.describe(module_name, fill, undescribed_module)
+        operators.describe(name, replacement, has_backward=backward is not None)
 
     core.watch_audit_events([COST_EVENT], describe)
 
@@ -51,39 +54,6 @@ def follow_descriptions(core: ModuleType, finder: PackageFinder) -> None:
 def needs_card(error: ImportError | OSError) -> bool:
     """Return whether a library cannot be loaded because CUDA's are not there."""
     return _CUDA_LIBRARY.search(str(error)) is not None
-
-
-def undescribed_module(module: ModuleType) -> None:
-    """Have every name of the module that is not described be a function that raises when it is called."""
-
-    def get(attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(f"module '{module.__name__}' has no attribute '{attribute}'")
-
-        def undescribed(*args: Any, **options: Any) -> Any:
-            raise RuntimeError(_remedy(f"{module.__name__}.{attribute}", args, options))
-
-        return undescribed
-
-    module.__getattr__ = get  # type: ignore[method-assign]
-
-
-def _remedy(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
-    shown = [_shown(value) for value in args] + [f"{key}={_shown(value)}" for key, value in options.items()]
-    return (
-        f"{name}({', '.join(shown)}) is compiled code for a card and must be described to be rehearsed; write a "
-        f"function with its arguments under @sandtable.cost({name!r}) that returns sandtable.Kernel(outputs=..., "
-        "flops=..., bytes=...), and pass its file: sandtable run --costs costs.py (docs/packages.md)"
-    )
-
-
-def _shown(value: Any) -> str:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _replace_imported(attribute: str, original: object, replacement: object) -> None:

@@ -51,6 +51,11 @@ class PackageFinder(DistributionFinder):
         if name in sys.modules:
             fill(sys.modules[name])
 
+    def fill_described(self, module: ModuleType) -> None:
+        """Fill a module that was loaded from its file, past the import system, with what a user describes of it."""
+        for fill in self._described.get(module.__name__, ())[1:]:
+            fill(module)
+
     def adapt_imported(self) -> None:
         """Adapt the modules that were imported before, as torch imports some."""
         for name, adapt in self._adaptations.items():

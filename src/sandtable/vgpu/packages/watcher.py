@@ -13,18 +13,22 @@ __all__ = ["Watcher", "within"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Takes note of reductions, phases and missing packages.
+    """Takes note of reductions, phases, missing packages and operators.
 
     `on_reduction` is called with parameters whose gradients are reduced together, in their order, and whether the
     backward pass is under way. Work inside `around_optimizer()` is the optimizer's, and inside `after_backward()` the
-    backward pass's, though torch's own optimizer and autograd do not run. `on_missing` is called with the name of a
-    package that is not installed, when a replacement is imported.
+    backward pass's, though torch's own optimizer and autograd do not run; `on_update` is called inside the former when
+    the parameters have been updated, by whatever optimizer. `on_missing` is called with the name of a package that is
+    not installed, when a replacement is imported. `on_unbuilt` is called with a namespace and the schemas of operators
+    in it, which sources declare that are not built.
     """
 
     on_reduction: Callable[[Iterable[Any], bool], None]
     around_optimizer: Callable[[], AbstractContextManager[None]]
     after_backward: Callable[[], AbstractContextManager[None]]
+    on_update: Callable[[], None]
     on_missing: Callable[[str], None]
+    on_unbuilt: Callable[[str, Iterable[str]], None]
 
 
 def within(phase: Callable[[], AbstractContextManager[None]], method: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ If apex is installed, its Python code runs, and only its compiled modules are re
 `apex.optimizers`, `apex.multi_tensor_apply` and a few more are those of the files here.
 """
 
+import importlib
 from collections.abc import Callable
 from types import ModuleType
 
@@ -33,7 +34,7 @@ def package(watcher: Watcher) -> Package:
             "scaled_upper_triang_masked_softmax_cuda": softmax,
         },
         missing={
-            "apex": empty,
+            "apex": _import_submodules,
             "apex.amp": layers,
             "apex.contrib": empty,
             "apex.contrib.clip_grad": layers,
@@ -49,6 +50,12 @@ def package(watcher: Watcher) -> Package:
             "apex.parallel": layers,
         },
     )
+
+
+def _import_submodules(module: ModuleType) -> None:
+    """Have `import apex` bring these, as its own code does: libraries look for `apex.optimizers.FusedAdam` then."""
+    for name in ("normalization", "optimizers", "parallel"):
+        importlib.import_module(f"{module.__name__}.{name}")
 
 
 def _lazily(name: str) -> Callable[[ModuleType], None]:

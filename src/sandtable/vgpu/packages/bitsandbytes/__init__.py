@@ -8,6 +8,7 @@ are its layers and optimizers.
 import importlib
 import logging
 from types import ModuleType
+from typing import Any
 
 from sandtable.vgpu.packages.package import Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
@@ -19,7 +20,7 @@ def package(watcher: Watcher) -> Package:
     """Return what is changed in which module."""
     return Package(
         name="bitsandbytes",
-        adaptations={"bitsandbytes.consts": _silence_loader},
+        adaptations={"bitsandbytes.consts": _silence_loader, "bitsandbytes.functional": _keep_pages_on_the_card},
         compiled={"bitsandbytes.backends.cuda.ops": _implement},
         version="0.50.2",
         missing={
@@ -46,6 +47,20 @@ def _fill_optimizers(module: ModuleType) -> None:
 def _silence_loader(module: ModuleType) -> None:
     """Keep the package from reporting that its library for CUDA cannot be loaded: it is not needed."""
     logging.getLogger("bitsandbytes.cextension").disabled = True
+
+
+def _keep_pages_on_the_card(module: Any) -> None:
+    """Have tensors of paged optimizers, which CUDA moves between host and card as it needs, be on the card."""
+    import torch
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cuda") -> Any:
+        paged: Any = torch.empty(shape, dtype=dtype, device=device)
+        paged.is_paged, paged.page_deviceid = True, paged.device.index
+        return paged
+
+    module.get_paged = get_paged
+    module.prefetch_tensor = lambda tensor, to_cpu=False: None
+    module.fill = lambda tensor, value, device=None, prefetch=True: tensor.fill_(value)
 
 
 def _implement(module: ModuleType) -> None:

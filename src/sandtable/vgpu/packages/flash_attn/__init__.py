@@ -28,6 +28,7 @@ def package(watcher: Watcher) -> Package:
         missing={
             "flash_attn": functions,
             "flash_attn.flash_attn_interface": _fill_interface,
+            "flash_attn.flash_attn_triton": names_of("flash_attn.triton_attention"),
             "flash_attn.bert_padding": _fill_padding,
             "flash_attn.layers": empty,
             "flash_attn.layers.rotary": names_of("flash_attn.rotary"),
@@ -43,6 +44,8 @@ def package(watcher: Watcher) -> Package:
             "flash_attn.ops.triton.cross_entropy": names_of("flash_attn.cross_entropy"),
             "flash_attn.ops.triton.layer_norm": names_of("flash_attn.norms"),
             "flash_attn.ops.triton.rotary": names_of("flash_attn.rotary"),
+            "flash_attn.utils": empty,
+            "flash_attn.utils.distributed": names_of("flash_attn.distributed"),
         },
     )
 

@@ -30,6 +30,7 @@ def package(watcher: Watcher) -> Package:
         adaptations={"liger_kernel": _describe_kernels},
         missing={
             "liger_kernel": names_of(),
+            "liger_kernel.chunked_loss": _fill_chunked_losses,
             "liger_kernel.transformers": _fill,
             "liger_kernel.transformers.monkey_patch": _fill,
             "liger_kernel.transformers.functional": _fill,
@@ -49,6 +50,12 @@ def _fill(module: ModuleType) -> None:
 
     names_of("liger_kernel.layers", "liger_kernel.losses")(module)
     fill_patches(module)
+
+
+def _fill_chunked_losses(module: ModuleType) -> None:
+    from sandtable.vgpu.packages.liger_kernel.chunked import fill_chunked_losses
+
+    fill_chunked_losses(module)
 
 
 def _describe_kernels(module: ModuleType) -> None:

@@ -12,7 +12,7 @@ from sandtable.vgpu.packages.causal_conv1d.functions import causal_conv1d_fn
 from sandtable.vgpu.packages.kernels import record_kernel
 from sandtable.vgpu.packages.mamba_ssm import compiled
 
-__all__ = ["mamba_inner_fn", "selective_scan_fn", "selective_state_update"]
+__all__ = ["mamba_inner_fn", "selective_scan_fn", "selective_scan_ref", "selective_state_update"]
 
 
 def selective_scan_fn(
@@ -22,6 +22,36 @@ def selective_scan_fn(
     """Scan (batch, channels, length); with z the result is gated."""
     out = _Scan.apply(delta_softplus, u, delta, A, B, C, D, z, delta_bias)  # type: ignore[no-untyped-call]
     return (out, u.new_empty(*u.shape[:2], A.shape[1], dtype=torch.float32)) if return_last_state else out
+
+
+def selective_scan_ref(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Any = None, z: Any = None, delta_bias: Any = None,  # noqa: N803
+    delta_softplus: bool = False, return_last_state: bool = False,
+) -> Any:  # fmt: skip
+    """Scan as `selective_scan_fn` does, step by step with operators of torch."""
+    step = delta.float() if delta_bias is None else delta.float() + delta_bias.float()[:, None]
+    step = torch.nn.functional.softplus(step) if delta_softplus else step
+    b, c = (_per_channel(y.float(), u.shape) for y in (B, C))  # (batch, channels, states, length)
+    state = u.new_zeros(*u.shape[:2], A.shape[1], dtype=torch.float32)
+    outputs = []
+    for k in range(u.shape[2]):
+        now = step[:, :, k, None]
+        state = torch.exp(now * A.float()) * state + now * b[..., k] * u[:, :, k, None].float()
+        outputs.append((state * c[..., k]).sum(-1))
+    out = torch.stack(outputs, dim=2)
+    out = out if D is None else out + u.float() * D.float()[:, None]
+    out = (out if z is None else out * torch.nn.functional.silu(z.float())).to(u.dtype)
+    return (out, state) if return_last_state else out
+
+
+def _per_channel(y: Tensor, shape: torch.Size) -> Tensor:
+    """Return (channels, states), or (batch[, groups], states, length), for every batch, channel and step."""
+    batch, channels, length = shape
+    if y.dim() == 2:
+        return y[None, :, :, None].expand(batch, -1, -1, length)
+    return (
+        y[:, None].expand(-1, channels, -1, -1) if y.dim() == 3 else y.repeat_interleave(channels // y.shape[1], dim=1)
+    )
 
 
 def mamba_inner_fn(

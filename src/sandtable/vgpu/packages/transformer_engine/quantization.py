@@ -8,6 +8,7 @@ the same kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -83,10 +84,11 @@ def create_empty_quantized_tensor(
     shape = tuple(shape)
     if type(quantizer).__name__ == "Float8Quantizer":
         return _empty_delayed(quantizer, shape, dtype, device)
-    inner = {
-        name: torch.empty(size, dtype=inner_type, device=device)
-        for name, (size, inner_type) in quantizer.inner_tensor_specs(shape).items()
-    }
+    specs = dict(quantizer.inner_tensor_specs(shape))
+    if type(quantizer).__name__ == "NVFP4Quantizer":  # the last dim, halved, would be none of a batch of one
+        flat = quantizer.inner_tensor_specs((prod(shape[:-1]), shape[-1]))
+        specs |= {name: spec for name, spec in flat.items() if "columnwise" in name}
+    inner = {name: torch.empty(size, dtype=inner_type, device=device) for name, (size, inner_type) in specs.items()}
     metadata = quantizer.create_metadata(shape, dtype=dtype, requires_grad=False)
     strides = torch.empty(shape, device="meta").stride()
     return metadata["cls"].__tensor_unflatten__(inner, metadata, shape, strides)

@@ -1,8 +1,9 @@
 """Products: how many operations the matrix products of a launch have, found by running a few of its programs.
 
-Programs of a launch may differ: with a causal mask, later rows meet more keys. So programs at the middles of equal
-parts of the grid run (`simulated.py`), and the launch has the mean of their operations for each of its programs. That
-is exact if the operations grow evenly along the grid.
+Programs of a launch may differ: with a causal mask, later rows meet more keys; of a symmetric product only tiles on one
+side of the diagonal are computed. So programs at the middles of equal parts of the grid run (`simulated.py`), all of
+them if they are short, and the launch has the mean of their operations for each of its programs. That is exact if all
+run, or if the operations grow evenly along the grid.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from sandtable.vgpu.packages.triton.simulated import Counter, Unknown, run_progr
 __all__ = ["work_of_products"]
 
 _SAMPLES = (8, 2, 2)
-"""Programs along each axis of the grid that run at most."""
+"""Programs along each axis of the grid that run, however long they are."""
+
+_MAX_CALLS = 20_000
+"""Calls of the language for which more programs run; they take some 20 ms."""
 
 _counted: dict[Any, dict[str, int] | None] = {}
 
@@ -40,12 +44,25 @@ def work_of_products(function: Callable[..., Any], arguments: Mapping[str, Any],
 
 
 def _count(function: Callable[..., Any], arguments: dict[str, Any], grid: Sequence[int]) -> dict[str, int]:
-    places = list(product(*(_middles(size, most) for size, most in zip(grid, _SAMPLES, strict=False))))
+    first = Counter()
+    run_program(function, arguments, tuple(size // 2 for size in grid), grid, first)
     counter = Counter()
+    places = list(product(*map(_middles, grid, _numbers(grid, _MAX_CALLS // (first.num_calls + 1)))))
     for place in places:
         counter.num_calls = 0
         run_program(function, arguments, place, grid, counter)
     return {dtype: round(flops * prod(grid) / len(places)) for dtype, flops in counter.flops.items()}
+
+
+def _numbers(grid: Sequence[int], most: int) -> list[int]:
+    """Return how many programs run along each axis: `_SAMPLES`, and more on the first axes while that is affordable."""
+    least = [min(size, samples) for size, samples in zip(grid, _SAMPLES, strict=False)]
+    numbers = []
+    for place, size in enumerate(grid):
+        number = max(min(size, most // prod(least[place + 1 :])), least[place])
+        numbers.append(number)
+        most //= number
+    return numbers
 
 
 def _middles(size: int, most: int) -> list[int]:

@@ -275,6 +275,8 @@ def _method(name: str, first: Any, rest: tuple[Any, ...], options: dict[str, Any
     """Call a function of the language that is also a method of blocks."""
     if name in _INTEGERS and all(isinstance(value, int) for value in (first, *rest)):
         return Number(_INTEGERS[name](first, *rest))
+    if name == "swizzle2d":
+        return _swizzled(first, *rest, *options.values())
     if name in ("multiple_of", "max_contiguous", "max_constancy", "advance", "assume", "cast", "to"):
         dtype = rest[0] if rest and name in ("to", "cast") else options.get("dtype")
         return Block(first.shape, dtype.name) if isinstance(dtype, _Type) and isinstance(first, Block) else first
@@ -302,9 +304,25 @@ def _method(name: str, first: Any, rest: tuple[Any, ...], options: dict[str, Any
         shape = list(first.shape)
         shape.insert(operator.index(rest[0] if rest else options["axis"]) % (len(shape) + 1), 1)
         return Block(shape, first.dtype.name)
-    if name in ("join", "split", "cat", "interleave", "histogram", "sort", "topk", "gather", "associative_scan"):
+    if name == "split":
+        return tuple(Block(first.shape[:-1], first.dtype.name) for _ in range(2))
+    if name in ("join", "interleave"):
+        *sizes, last = _elementwise((first, *rest)).shape
+        return Block((*sizes, last, 2) if name == "join" else (*sizes, 2 * last), first.dtype.name)
+    if name in ("cat", "histogram", "topk", "gather", "associative_scan"):
         raise Unknown(f"tl.{name}")
     return _elementwise((first, *rest, *options.values()))
+
+
+def _swizzled(row: Any, column: Any, rows: Any, columns: Any, height: Any) -> tuple[Any, Any]:
+    """Return the place of a tile where groups of rows are visited column by column."""
+    place = row * columns + column
+    if not isinstance(place, int):
+        return Block((), "int32"), Block((), "int32")
+    first = place // (height * columns) * height
+    height = min(rows - first, height)
+    within = place % (height * columns)
+    return Number(first + within % height), Number(within // height)
 
 
 def _reduced(block: Block, rest: tuple[Any, ...], options: dict[str, Any]) -> Block:
