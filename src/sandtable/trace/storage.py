@@ -9,12 +9,14 @@ One zip (see `archive.py`), suffix `.sandtable`, compressed:
     groups_offsets.npy        where each group begins
     signatures.json           every signature of the run, once
     tables.json               script lines, collective operators, dtypes, reductions, splits, once
+    observations.json       what was observed on each captured rank
     own_groups.json           groups of each representative, where they are not simply those of the run that hold it
     classes/<k>/records/<column>.npy, classes/<k>/calls/<column>.npy
 
 Differences of neighbours turn the regular patterns of ranks into runs of equal numbers, which compress to nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
@@ -27,6 +29,7 @@ import numpy.typing as npt
 from sandtable.trace import archive
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.groups import Group, GroupTable
+from sandtable.trace.observations import Observations
 from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords, SharedTables
 from sandtable.trace.signature import SignatureTable
 
@@ -34,7 +37,7 @@ __all__ = ["FILE_NAME", "VERSION", "Content", "RunFacts", "StoredContent", "writ
 
 FILE_NAME = "trace.sandtable"
 FORMAT = "sandtable-trace"
-VERSION = 1
+VERSION = 2
 
 _FACTS = ("num_steps", "finished", "stop_reason", "core_seconds", "peak_rss_bytes")
 
@@ -74,6 +77,8 @@ class Content(Protocol):
     def groups(self) -> GroupTable: ...
     @property
     def tables(self) -> SharedTables: ...
+    @property
+    def observations(self) -> Mapping[int, Observations]: ...
     def records(self, index: int) -> RankRecords:
         """Return the records of class number `index`."""
         ...
@@ -101,6 +106,7 @@ def write_trace(path: str | PathLike[str], content: Content) -> None:
         "groups": groups.names,
         "signatures": tables.signatures.texts,
         "tables": _tables_to_json(tables),
+        "observations": [observed.to_json() for observed in content.observations.values()],
         "own_groups": [_own_groups_to_json(records, groups) for records in classes],
     }
     archive.write(path, arrays, documents, compress=True)
@@ -142,6 +148,11 @@ class StoredContent:
             splits=tuple((tuple(inputs), tuple(outputs)) for inputs, outputs in data["splits"]),
             **{name: tuple(data[name]) for name in ("call_ops", "dtypes", "reduces")},
         )
+
+    @cached_property
+    def observations(self) -> Mapping[int, Observations]:
+        observed = map(Observations.from_json, self._file.document("observations"))
+        return {rank.rank: rank for rank in observed}
 
     def records(self, index: int) -> RankRecords:
         facts, tables, array = self._file.header["classes"][index], self.tables, self._file.array

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from sandtable.errors import TraceError
 from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.interning import intern_records
+from sandtable.trace.observations import Observations
 from sandtable.trace.records import Line, Note, RankRecords, SharedTables
 from sandtable.trace.signature import SignatureTable
 from sandtable.trace.storage import FILE_NAME, VERSION, Content, RunFacts, StoredContent, write_trace
@@ -42,12 +43,13 @@ class Trace:
         classes: Mapping[int, Sequence[int]],
         groups: Iterable[Group],
         run: RunFacts,
+        observations: Mapping[int, Observations] | None = None,
     ) -> "Trace":
         """Assemble a trace from captured representatives.
 
         `classes` gives the members of each representative's class, including itself. `groups` are all groups of the run
         in creation order: the k-th of them that holds a rank is that rank's group number k. The number of steps is the
-        largest of any rank; notes of the ranks follow those of `run`.
+        largest of any rank; notes of the ranks follow those of `run`. `observations` are those of all captured ranks.
         """
         representatives = tuple(sorted(classes))
         class_of_rank = _class_of_rank(representatives, classes, records, run.world_size)
@@ -66,6 +68,7 @@ class Trace:
             groups=groups if isinstance(groups, GroupTable) else GroupTable(groups),
             tables=tables,
             shared=tuple(shared),
+            observations=observations or {},
         )
         return cls(content)
 
@@ -125,6 +128,11 @@ class Trace:
     def captured_ranks(self) -> tuple[int, ...]:
         """Every rank that ran, including those that only verified a class."""
         return self.run.captured_ranks
+
+    @property
+    def observations(self) -> Mapping[int, Observations]:
+        """What was observed on each captured rank, for the rules of `check`; empty if nothing was."""
+        return self._content.observations
 
     @property
     def wall_seconds(self) -> float:
@@ -199,6 +207,7 @@ class _AssembledContent:
     groups: GroupTable
     tables: SharedTables
     shared: tuple[RankRecords, ...]
+    observations: Mapping[int, Observations]
 
     def records(self, index: int) -> RankRecords:
         return self.shared[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -122,7 +123,7 @@ def _leave_large_host_weights(core: ModuleType) -> None:
     """
     import torch
 
-    said: list[bool] = []
+    fills: list[None] = []
 
     def leaving(fill: Callable[..., Any], kind: type[torch.Tensor]) -> Callable[..., Any]:
         @functools.wraps(fill)
@@ -130,8 +131,10 @@ def _leave_large_host_weights(core: ModuleType) -> None:
             is_weight = isinstance(tensor, kind) and tensor.is_cpu
             if not is_weight or tensor.nbytes <= _LARGE_WEIGHT_BYTES:
                 return fill(tensor, *args, **options)
-            if not said:
-                said.append(True)
+            fills.append(None)
+            seed = zlib.crc32(torch.get_rng_state().numpy().tobytes())
+            core.name_host_numbers(tensor, seed << 32 | len(fills))
+            if len(fills) == 1:
                 core.note("host weights", "initial values of large weights on the host were left out, here and later")
             return tensor
 

@@ -35,6 +35,8 @@ _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
     "device": (
         "recorder",
+        "races",
+        "identity",
         "allocator",
         "device",
         "facts",

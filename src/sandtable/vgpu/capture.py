@@ -14,7 +14,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sandtable.trace import MISSING_PACKAGE, NO_STEPS, SKIPPED_UPDATES, Kind, Line, MemoryPeaks, Note, RankRecords
+from sandtable.trace import (
+    MISSING_PACKAGE,
+    NO_STEPS,
+    SKIPPED_UPDATES,
+    Kind,
+    Line,
+    MemoryPeaks,
+    Note,
+    Observations,
+    RankRecords,
+)
 from sandtable.units import MIB
 from sandtable.vgpu import preload
 from sandtable.vgpu.adaptations import adapt
@@ -31,6 +41,7 @@ from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
 from sandtable.vgpu.node_queries import offer_nvidia_smi
+from sandtable.vgpu.observing import Observer, observe
 from sandtable.vgpu.ordering import in_order
 from sandtable.vgpu.packages import (
     DescribedOperators,
@@ -104,6 +115,7 @@ class Capture:
         skipped: SkippedUpdates,
         flat_buffers: FlatBufferReader,
         host_memory: HostMemoryReader,
+        observer: Observer | None,
     ) -> None:
         self._settings = settings
         self._core = core
@@ -113,6 +125,7 @@ class Capture:
         self._skipped = skipped
         self._flat_buffers = flat_buffers
         self._host_memory = host_memory
+        self._observer = observer
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -130,12 +143,15 @@ class Capture:
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
+        observer = observe(core) if settings.observes else None
         next_report = 0.0
 
         def end_step(number: int) -> None:
             nonlocal next_report
             flat_buffers.read()
             host_memory.read()
+            if observer is not None:
+                observer.end_step()
             now = time.monotonic()
             if now >= next_report:
                 channel.report(StepEnded(number))
@@ -144,6 +160,8 @@ class Capture:
         from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
 
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
+        if observer is not None:
+            steps.on_backward = observer.begin_backward, observer.end_backward
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
@@ -172,7 +190,7 @@ class Capture:
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -207,6 +225,19 @@ class Capture:
         self._settings = settings
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
+
+    def observations(self) -> Observations | None:
+        """Return what was observed, if anything was to be."""
+        if self._observer is None:
+            return None
+        core, calls = self._core, self._core.calls()
+        return self._observer.finish(
+            self._settings.rank,
+            _columns(core.records(), _RECORD_TYPES),
+            _columns(calls, _CALL_TYPES),
+            {"ops": calls["ops"], "reduces": _REDUCES},
+            self._groups.own,
+        )
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""

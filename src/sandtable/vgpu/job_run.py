@@ -11,10 +11,11 @@ from pathlib import Path
 from sandtable.errors import FindingError, LaunchError, SandtableError
 from sandtable.events import Event, Listener, Noticed, RankPrinted
 from sandtable.launch import FixedEnvironment, LayeredEnvironment, NodeEnvironment, OwnEnvironment, parse_command
-from sandtable.trace import Note, RankRecords
+from sandtable.trace import Note, Observations, RankRecords
 from sandtable.vgpu.fork_client import ForkClient
 from sandtable.vgpu.fork_protocol import CommandStarted, ScriptRelaunched
 from sandtable.vgpu.node_memory import remove_node_memory
+from sandtable.vgpu.rank_run import observations_path
 from sandtable.vgpu.session import RankStarter, Session
 from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
 from sandtable.vgpu.sharded_ranks import ShardedRanks
@@ -35,6 +36,8 @@ class FinishedSession:
     classes: Mapping[int, tuple[int, ...]]
     records: Mapping[int, RankRecords]
     error: SandtableError | None
+    observations: Mapping[int, Observations]
+    """Of every captured rank."""
     notes: tuple[Note, ...] = ()
 
     @property
@@ -187,7 +190,11 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             rank: _with_largest_memory(RankRecords.load(task(rank).records_path), members, session.sharded)
             for rank, members in classes.items()
         }
-        return FinishedSession(job=job, session=session, classes=classes, records=records, error=error)
+        paths = {rank: Path(observations_path(task(rank))) for rank in sorted(session.outcomes)}
+        observations = {rank: Observations.load(path) for rank, path in paths.items() if path.exists()}
+        return FinishedSession(
+            job=job, session=session, classes=classes, records=records, error=error, observations=observations
+        )
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -199,7 +199,13 @@ def _assemble(finished: FinishedSession, *, wall_seconds: float, core_seconds: f
         peak_rss_bytes=session.meter.peak_bytes,
         notes=(*_notes(job, session), *finished.notes),
     )
-    return Trace.assemble(finished.records, classes=finished.classes, groups=session.registry.table(), run=run)
+    return Trace.assemble(
+        finished.records,
+        classes=finished.classes,
+        groups=session.registry.table(),
+        run=run,
+        observations=finished.observations,
+    )
 
 
 def _command(job: Job) -> tuple[str, ...]:

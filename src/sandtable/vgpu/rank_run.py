@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from sandtable.trace import RankRecords
+from sandtable.trace import Observations, RankRecords
 from sandtable.vgpu.failures import exit_code, failure
 from sandtable.vgpu.processes import private_bytes
 from sandtable.vgpu.protocol import RankFailed, RankSaved
@@ -13,7 +13,7 @@ from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.settings import RankSettings, RankTask
 from sandtable.vgpu.stop import FAILED, OTHER_RANK_FAILED, SCRIPT_ENDED, StopCapture
 
-__all__ = ["RunningCapture", "conclude", "stop_on_signal", "stop_reason"]
+__all__ = ["RunningCapture", "conclude", "observations_path", "stop_on_signal", "stop_reason"]
 
 
 class RunningCapture(Protocol):
@@ -21,6 +21,9 @@ class RunningCapture(Protocol):
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
+
+    def observations(self) -> Observations | None:
+        """Return what was observed, if anything was to be."""
 
     def become(self, settings: RankSettings) -> None:
         """Record for this rank from now on, in a process that has made no process group yet."""
@@ -56,6 +59,9 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
     try:
         records = capture.finish(reason)
         records.save(task.records_path)
+        observations = capture.observations()
+        if observations is not None:
+            observations.save(observations_path(task))
         channel.report(
             RankSaved(
                 stop_reason=reason,
@@ -73,6 +79,11 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
         return 0
     channel.report(failed)
     return 1
+
+
+def observations_path(task: RankTask) -> str:
+    """Return the file in which a rank leaves its observations."""
+    return f"{task.records_path}.observations"
 
 
 def stop_reason(error: BaseException | None) -> str:

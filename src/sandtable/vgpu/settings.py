@@ -46,6 +46,7 @@ class RankSettings:
     has_nvlink: bool = False
     without: tuple[str, ...] = ()
     costs: str = ""
+    observes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class Job:
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
     ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
     named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
-    (`sandtable.cost`), run on each rank before the script.
+    (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted, too.
     """
 
     script: str
@@ -112,6 +113,7 @@ class Job:
     routing: Routing = field(default_factory=Routing)
     without: tuple[str, ...] = ()
     costs: str = ""
+    observes: bool = True
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -214,6 +216,7 @@ class Job:
             routing=self.routing,
             without=self.without,
             costs=os.path.abspath(self.costs) if self.costs else "",
+            observes=self.observes,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

@@ -57,6 +57,8 @@ class StepCounter:
         self._local = _ThreadState()
         self._goes_on = False
         self._watches_forward = False
+        self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
+        """Called when a backward pass begins, and when it ends."""
 
     @property
     def num_updates(self) -> int:
@@ -213,6 +215,7 @@ class StepCounter:
         self._take_script_update()
         self._stop_if(self._is_enough)
         self._local.num_backwards += 1
+        self.on_backward[0]()
         for leaf in self._core.begin_backward([root for root in roots if isinstance(root, torch.Tensor)]):
             if hasattr(leaf, "__tensor_flatten__"):
                 for name in leaf.__tensor_flatten__()[0]:
@@ -222,6 +225,7 @@ class StepCounter:
         """Note that a backward pass ends, and with it the update of optimizers that stepped inside."""
         local = self._local
         local.num_backwards -= 1
+        self.on_backward[1]()
         if local.updates_in_backward and not local.num_backwards:
             local.updates_in_backward = False
             self._end_update(_IN_BACKWARD)
@@ -299,6 +303,10 @@ def _watched_engine(counter: StepCounter) -> Any:
                 counter.end_backward()
 
     return WatchedEngine()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _plural(count: int, one: str, many: str) -> str:

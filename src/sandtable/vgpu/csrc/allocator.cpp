@@ -133,6 +133,7 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   block->allocated = true;
   block->requested = bytes;
   block->line = line;
+  handed_out(*block);
   block->id = next_id_++;
   on.live[block->address] = block;
   grow(on.stats.allocation, pool, 1);
@@ -342,6 +343,8 @@ void VirtualAllocator::free(Block* block) {
   block->shadow = Shadow();
   block->facts.reset();
   block->is_parameter = false;
+  block->identity = 0;
+  freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);
   shrink(on.stats.requested_bytes, *block->pool, block->requested);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "facts.h"
+#include "races.h"
 
 namespace sandtable {
 
@@ -50,6 +51,8 @@ struct Block {
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
+  uint64_t identity = 0; // of what it holds (identity.h)
+  std::vector<Access> accesses; // the last of each kind, stream and part (races.h)
   std::unique_ptr<Facts> facts; // of all elements of the storage; null: no more than is presumed
 };
 

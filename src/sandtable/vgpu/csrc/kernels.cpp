@@ -23,7 +23,9 @@
 
 #include "device.h"
 #include "exclusions.h"
+#include "identity.h"
 #include "operators.h"
+#include "races.h"
 #include "recorder.h"
 #include "updates.h"
 #include "values.h"
@@ -149,6 +151,21 @@ void copy_value(const at::Tensor& to, const at::Tensor& from) {
     copy_to_host(to, from);
 }
 
+// A copy of equal type and shape holds the same numbers.
+void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
+  if (follows_races()) {
+    begin_kernel(copy_name(to, from), static_cast<uint16_t>(current_stream(device)), current_place().line);
+    touch(from, false);
+    touch(to, true);
+  }
+  if (!follows_identities() || !to.is_cuda())
+    return;
+  Identity identity = identity_of(from);
+  if (!from.is_cuda())
+    note_host_copy(from, identity);
+  write_identity(to, mix(identity, static_cast<Identity>(to.scalar_type())));
+}
+
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source))
     return self;
@@ -159,9 +176,10 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
       " doesn't match the broadcast shape ", together);
   if (self.numel() == 0)
     return self;
+  int device = self.is_cuda() ? self.device().index() : source.device().index();
+  follow_copy(self, source, device);
   copy_value(self, source);
   copy_exclusions(self, source);
-  int device = self.is_cuda() ? self.device().index() : source.device().index();
   record_operator(signature_of(copy_name(self, source), {source}, {self}), device);
   if (watching_parameters)
     look_for_parameter(self);
@@ -322,6 +340,9 @@ void amp_unscale(at::TensorList tensors, at::Tensor& found_inf, const at::Tensor
   }
   if (!has_value(found_inf))
     set_value(found_inf, at::zeros({}, found_inf.options().device(at::kCPU)).expand(found_inf.sizes()));
+  if (follows_identities())
+    for (const at::Tensor& tensor : tensors)
+      write_identity(tensor, mix(identity_of(tensor), identity_of(scale)));
   std::vector<at::Tensor> inputs(tensors.begin(), tensors.end());
   inputs.push_back(scale);
   record_operator(

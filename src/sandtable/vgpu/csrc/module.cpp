@@ -13,8 +13,10 @@
 #include "allocator.h"
 #include "audit_events.h"
 #include "device.h"
+#include "identity.h"
 #include "nccl.h"
 #include "operators.h"
+#include "races.h"
 #include "recorder.h"
 #include "returns.h"
 #include "routing.h"
@@ -132,6 +134,37 @@ py::list snapshot() {
 py::tuple stream_tuple(const c10::Stream& stream) {
   return py::make_tuple(
       stream.id(), static_cast<int64_t>(stream.device_index()), static_cast<int64_t>(stream.device_type()));
+}
+
+// ---- what rules look at ----
+
+py::tuple place_tuple(uint32_t number) {
+  const Line& line = known_lines()[number < known_lines().size() ? number : 0];
+  return py::make_tuple(line.file, line.line, line.function);
+}
+
+py::list race_list() {
+  py::list out;
+  for (const Race& race : races())
+    out.append(py::make_tuple(
+        static_cast<int>(race.kind), race.earlier, place_tuple(race.earlier_line), race.earlier_stream,
+        race.is_earlier_call, race.later, place_tuple(race.later_line), race.later_stream, race.is_later_call));
+  return out;
+}
+
+template <typename Noted>
+py::list noted_list(const std::vector<Noted>& all, int64_t Noted::* amount) {
+  py::list out;
+  for (const Noted& one : all)
+    out.append(py::make_tuple(one.identity, one.*amount, place_tuple(one.line), one.row));
+  return out;
+}
+
+std::vector<Identity> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
+  std::vector<Identity> out;
+  for (const auto& tensor : tensors)
+    out.push_back(tensor ? identity_of(*tensor) : 0);
+  return out;
 }
 
 // ---- Python called from C++ ----
@@ -428,6 +461,16 @@ PYBIND11_MODULE(sandtable_core, m) {
     Recorder::get().note(kind, text, current_place().line);
   });
   m.def("set_library_prefixes", &set_library_prefixes);
+  m.def("current_place", [] { return place_tuple(current_place().line); });
+  m.def("num_rows", [] { return Recorder::get().num_rows(); });
+  m.def("follow_identities", &follow_identities);
+  m.def("follow_races", &follow_races);
+  m.def("identities_of", &identities_of);
+  m.def("name_host_numbers", &name_host_numbers);
+  m.def("host_copies", [] { return noted_list(host_copies(), &HostCopy::num_bytes); });
+  m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });
+  m.def("call_identities", [] { return raw(call_table().identity); });
+  m.def("races", &race_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);

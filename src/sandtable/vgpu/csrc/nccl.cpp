@@ -17,6 +17,8 @@
 
 #include "compatibility.h"
 #include "device.h"
+#include "identity.h"
+#include "races.h"
 #include "recorder.h"
 #include "shapes.h"
 #include "values.h"
@@ -627,7 +629,37 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   table.splits.push_back(call.has_splits() ? static_cast<uint32_t>(table.split_lists.size()) : 0);
   if (call.has_splits())
     table.split_lists.emplace_back(call.input_splits, call.output_splits);
+  table.identity.push_back(identify(call, key));
   recorder.add(Kind::kCollective, row, stream_id, 0, place.phase, place.line);
+  if (!issued.on_card || !follows_races())
+    return;
+  begin_kernel(call.op, stream_id, place.line, /*is_call=*/true);
+  for (const at::Tensor& tensor : call.inputs)
+    touch(tensor, false);
+  for (const at::Tensor& tensor : call.outputs)
+    touch(tensor, true);
+  end_call(row, stream_id);
+}
+
+// Gives what comes out an identity, on all members the same where all get the same; returns that of what goes in.
+Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
+  if (!follows_identities())
+    return 0;
+  Identity given = digest_of(call.op);
+  for (const at::Tensor& tensor : call.inputs)
+    given = mix(given, identity_of(tensor));
+  Identity result = mix(digest_of(call.op), mix(key.seq, static_cast<Identity>(call.tag)));
+  for (int64_t rank : ranks_)
+    result = mix(result, static_cast<Identity>(rank));
+  result = mix(result, digest_of(options_->group_name));
+  static const std::set<std::string> alike{"all_reduce", "broadcast", "all_gather"};
+  if (call.op == "recv")
+    result = mix(result, static_cast<Identity>(key.peer));
+  else if (!alike.contains(call.op))
+    result = mix(result, static_cast<Identity>(getRank()));
+  for (size_t k = 0; k < call.outputs.size(); ++k)
+    write_identity(call.outputs[k], mix(result, k));
+  return given;
 }
 
 uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches) {
@@ -648,6 +680,7 @@ uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t,
   for (auto* column : {&table.bytes_in, &table.bytes_out, &table.agreed_bytes})
     again(*column);
   again(table.peer);
+  again(table.identity);
   for (auto* column : {&table.is_async, &table.reduce})
     again(*column);
   return static_cast<uint32_t>(table.op.size() - 1);

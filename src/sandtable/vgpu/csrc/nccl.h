@@ -19,6 +19,7 @@ struct CallTable {
   std::vector<int64_t> agreed_bytes; // not a column of the trace: what every member must say, see kPointToPoint
   std::vector<int32_t> peer;
   std::vector<uint8_t> is_async, reduce;
+  std::vector<uint64_t> identity; // not a column of the trace: of what went in (identity.h)
   std::vector<std::string> ops, dtypes;
   std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
 };
@@ -142,6 +143,7 @@ class VirtualGroup : public c10d::Backend {
   void check(const Call& call) const;
   Issued number(const Call& call);
   void record(const Call& call, Issued& issued);
+  uint64_t identify(const Call& call, const CallKey& key) const;
   c10::Stream stream_for(const Call& call, const Issued& issued) const;
   std::function<void()> exchange_with_peer(const Call& call, Issued& issued);
   void exchange_with_all(const Call& call, const Issued& issued);

@@ -13,6 +13,8 @@
 #include <cstring>
 
 #include "device.h"
+#include "identity.h"
+#include "races.h"
 #include "recorder.h"
 #include "routing.h"
 #include "updates.h"
@@ -308,6 +310,50 @@ void look_for_parameters(const OperatorInfo& info, const Stack& stack) {
       for_each_tensor(stack[first + i], [](const at::Tensor& tensor) { look_for_parameter(tensor); });
 }
 
+// What the operator's generator will give next.
+Identity next_draw(const OperatorInfo& info, const Stack& stack) {
+  at::Generator generator = default_generator(current_device());
+  if (info.generator >= 0) {
+    const c10::IValue& value = stack[stack.size() - info.num_arguments + info.generator];
+    if (value.isGenerator() && value.toGenerator().defined())
+      generator = value.toGenerator();
+  }
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return mix(generator.current_seed(), generator.get_offset());
+}
+
+// Of the largest result, new or written.
+int64_t num_elements_of(const OperatorInfo& info, const Plan& plan, const Stack& stack) {
+  int64_t most = 0;
+  for_each_written(info, stack, [&](const at::Tensor& tensor, int) { most = std::max(most, tensor.numel()); });
+  for (const Return& result : plan.returns)
+    for (const Output& output : result.outputs)
+      if (output.kind == Output::Kind::kNew)
+        most = std::max(most, static_cast<int64_t>(output.num_bytes / c10::elementSize(output.dtype)));
+  return most;
+}
+
+// Results that are arguments are numbered behind those that are new.
+constexpr size_t kFirstArgument = 64;
+
+void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage) {
+  int last = -1;
+  size_t item = 0;
+  for_each_written(info, stack, [&](const at::Tensor& tensor, int argument) {
+    item = argument == last ? item + 1 : 0;
+    last = argument;
+    write_identity(tensor, lineage.of(kFirstArgument + argument, item));
+  });
+}
+
+// Notes what the kernel reads and writes; what it makes is new, so it races with nobody.
+void follow_accesses(const OperatorInfo& info, const Stack& stack, int device) {
+  begin_kernel(info.base, static_cast<uint16_t>(current_stream(device)), current_place().line);
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { touch(tensor, info.argument_written[i]); });
+}
+
 at::Tensor make_output(const Output& output, const OperatorInfo& info, const Stack& stack, int device) {
   size_t first = stack.size() - info.num_arguments;
   switch (output.kind) {
@@ -503,6 +549,17 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   ResultFacts facts;
   if (has_facts && !inputs.all_exact()) // before arguments are written
     facts = infer_facts(op, info, plan, *stack);
+  std::optional<Lineage> lineage;
+  if (follows_identities() && !info.is_view) {
+    lineage.emplace(info, *stack);
+    if (info.is_random) {
+      Identity draw = next_draw(info, *stack);
+      lineage->add(draw);
+      note_draw(draw, num_elements_of(info, plan, *stack));
+    }
+  }
+  if (follows_races() && !info.is_view)
+    follow_accesses(info, *stack, inputs.device);
   Stack values;
   bool computed = is_computable && prepare_overwritten(info, *stack, inputs.certainty) &&
       compute(op, info, *stack, inputs.certainty, values);
@@ -517,6 +574,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   }
   if (!info.is_view)
     settle_written(info, plan, *stack, facts, computed ? std::optional(inputs.certainty) : std::nullopt);
+  if (lineage)
+    identify_written(info, *stack, *lineage);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());
@@ -541,6 +600,10 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
           write_facts(tensor, known);
         else
           write_unknown(tensor, known, info.fact_rule.prefers_true);
+        if (lineage)
+          write_identity(tensor, lineage->of(i, j));
+        if (follows_races() && !info.is_view)
+          touch(tensor, true);
       }
       if (is_routed && static_cast<int>(i) == info.routed_return && tensor.is_cuda())
         write_routed(tensor, {op.schema(), *stack, output, i});
@@ -601,9 +664,19 @@ void record_kernel(
     for (const at::Tensor& tensor : tensors)
       if (tensor.is_cuda())
         device = tensor.device().index();
+  if (follows_races())
+    begin_kernel(name, static_cast<uint16_t>(current_stream(device)), current_place().line);
+  Identity lineage = mix(digest_of(name), digest_of(work));
+  for (const at::Tensor& tensor : inputs) {
+    lineage = mix(lineage, identity_of(tensor));
+    touch(tensor, false);
+  }
   for (const at::Tensor& tensor : outputs) {
     if (!tensor.is_cuda())
       continue;
+    lineage = mix(lineage, 1);
+    write_identity(tensor, lineage);
+    touch(tensor, true);
     write_unknown(tensor);
     if (watching_parameters)
       look_for_parameter(tensor);
@@ -650,10 +723,13 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
     return;
   Block* before = block_of(tensor);
   Shadow kept = before == nullptr ? Shadow() : std::move(before->shadow);
+  Identity identity = before == nullptr ? 0 : before->identity;
   size_t kept_bytes = storage->nbytes();
   storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
   storage->set_nbytes(needed);
   Block* after = block_of(tensor);
+  if (after != nullptr)
+    after->identity = identity;
   if (kept.bytes != nullptr && after != nullptr && needed <= shadow_limit(tensor.scalar_type(), kept.certainty)) {
     after->shadow.bytes = std::make_unique<char[]>(after->size); // zeros behind what was there
     after->shadow.certainty = kept.certainty;

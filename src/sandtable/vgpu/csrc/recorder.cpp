@@ -1,5 +1,7 @@
 #include "recorder.h"
 
+#include "races.h"
+
 #include <algorithm>
 #include <atomic>
 
@@ -22,13 +24,22 @@ Recorder& Recorder::get() {
 }
 
 void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t amount) {
+  if (!compiling_)
+    order(what, reference, on_stream, amount);
   if (!recording_ || (compiling_ && !is_of_memory(what)))
     return;
   Place place = current_place();
-  add(what, reference, on_stream, amount, place.phase, place.line);
+  write_down(what, reference, on_stream, amount, place.phase, place.line);
 }
 
 void Recorder::add(Kind what, uint32_t reference, uint16_t on_stream, int64_t amount, Phase in_phase, uint32_t at_line) {
+  if (!compiling_)
+    order(what, reference, on_stream, amount);
+  write_down(what, reference, on_stream, amount, in_phase, at_line);
+}
+
+void Recorder::write_down(
+    Kind what, uint32_t reference, uint16_t on_stream, int64_t amount, Phase in_phase, uint32_t at_line) {
   if (!recording_ || (compiling_ && !is_of_memory(what)))
     return;
   if (what == Kind::kHostSync && (job_here != 0 || !is_main()))

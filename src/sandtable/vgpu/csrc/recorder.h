@@ -145,6 +145,7 @@ class Recorder {
   std::mutex mutex;
 
  private:
+  void write_down(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
   bool is_main() const;
   void keep_wait(uint32_t ref, uint16_t stream, int64_t value);
   void take(const Fences& fences);

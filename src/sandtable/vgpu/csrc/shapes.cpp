@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "identity.h"
 #include "recorder.h"
 
 namespace sandtable {
@@ -428,6 +429,8 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
       "aten::addbmm_", "aten::linear", "aten::_addmm_activation"};
   info.is_product = products.count(info.base) > 0;
   info.checks_index = info.base == "aten::index_select";
+  info.name_digest = digest_of(info.name);
+  info.is_by_item = info.base.find("::_foreach_") != std::string::npos || info.base.find("::_fused_") != std::string::npos;
   info.is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
   if (auto found = by_value.find(info.base); found != by_value.end())
     info.deciding_argument = found->second;

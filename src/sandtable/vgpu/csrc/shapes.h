@@ -60,6 +60,8 @@ struct OperatorInfo {
   int routed_return = -1;      // positions chosen by scores: where these are unknown, the routing decides (topk)
   FactRule fact_rule;
   ExclusionRule exclusion = ExclusionRule::kNone; // rules elements out of later choices (masked_fill)
+  uint64_t name_digest = 0;    // of the name, the same in every process
+  bool is_by_item = false;     // item k of each list it makes or writes follows from item k of each list it reads
   bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
 };
 

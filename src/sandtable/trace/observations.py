@@ -1,0 +1,260 @@
+"""Observations: what one rank was seen to do that is not work, and so takes no time.
+
+Records say what the card does. Mistakes are often elsewhere: which parameters an optimizer holds, which samples a rank
+read, whether gradients were clipped before they were unscaled. So a capture also notes what the script asked of torch,
+in order, and of tensors their *identities*: two tensors of equal identity hold the same numbers, on whichever ranks they
+are, because they were computed in the same way from the same numbers. Identity 0 means that nothing is known.
+
+`row` puts an observation between the records of its rank as they were written: of two observations, the one with the
+smaller row came first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from sandtable.trace.records import Line
+
+__all__ = [
+    "CallIdentity",
+    "Draw",
+    "EventKind",
+    "HeldParameters",
+    "HostCopy",
+    "Observations",
+    "Race",
+    "RaceKind",
+    "ScriptEvent",
+    "Snapshot",
+    "WatchedParameter",
+]
+
+
+class EventKind(StrEnum):
+    """What the script asked of torch. `subject` numbers the object concerned, separately for each kind of object."""
+
+    OPTIMIZER_MADE = "optimizer made"
+    OPTIMIZER_STEP = "optimizer step"
+    ZERO_GRAD = "zero grad"
+    """Of an optimizer (`subject`), or of a module (`of`: "module")."""
+    BACKWARD = "backward"
+    """A backward pass begins; BACKWARD_END follows."""
+    BACKWARD_END = "backward end"
+    UNSCALE = "unscale"
+    SCALER_STEP = "scaler step"
+    CLIP = "clip"
+    """`how` is "norm" or "value"; `parameters` are indices into the watched ones."""
+    SCHEDULER_STEP = "scheduler step"
+    WRAPPED = "wrapped"
+    """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
+    FORWARD = "forward"
+    """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
+    NO_SYNC = "no sync"
+    NO_SYNC_END = "no sync end"
+    LOADER = "loader"
+    """An iteration over a data loader begins; its facts are the loader's settings."""
+    LOADER_END = "loader end"
+    SET_EPOCH = "set epoch"
+    SAVE = "save"
+    LOAD = "load"
+    SET_DEVICE = "set device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptEvent:
+    """Something that the script asked of torch; `facts` are what rules need to know of it."""
+
+    kind: EventKind
+    row: int
+    place: Line = Line()
+    subject: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedParameter:
+    """A parameter of a module of the script. `root` numbers the outermost modules, `name` is its path in one."""
+
+    name: str
+    root: int
+    module: str
+    """The class of the module that holds it."""
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    requires_grad: bool
+    is_sharded: bool
+    """Whether ranks hold parts of it (DTensor, FSDP, ZeRO-3), so that theirs differ."""
+    is_buffer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldParameters:
+    """What an optimizer holds: indices of watched parameters, -1 for a tensor that is none of them."""
+
+    optimizer: int
+    name: str
+    parameters: tuple[int, ...]
+    num_elements: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Identities of all watched parameters (`of`: "parameters") or of their gradients ("gradients") at one moment."""
+
+    of: str
+    row: int
+    step: int
+    """How many updates had been made."""
+    place: Line
+    identities: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCopy:
+    """Numbers that the host copied to the card."""
+
+    identity: int
+    num_bytes: int
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Random numbers drawn on the card; equal identities are equal seeds and offsets."""
+
+    identity: int
+    num_elements: int
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIdentity:
+    """A collective on the card and the identity of what the rank put in."""
+
+    op: str
+    reduce: str
+    group: tuple[int, ...]
+    """The ranks of the group; empty for the world."""
+    number: int
+    """How many collectives of that group came before it."""
+    identity: int
+    num_bytes: int
+    phase: str
+    place: Line
+    row: int
+
+
+class RaceKind(StrEnum):
+    """What the later access does to the memory of the earlier one."""
+
+    READ_AFTER_WRITE = "read after write"
+    WRITE_AFTER_READ = "write after read"
+    WRITE_AFTER_WRITE = "write after write"
+    REUSED = "reused"
+    """The memory was freed and handed out again while another stream might still use it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Two kernels on different streams that touch the same memory in no order."""
+
+    kind: RaceKind
+    earlier: str
+    earlier_place: Line
+    earlier_stream: int
+    is_earlier_call: bool
+    later: str
+    later_place: Line
+    later_stream: int
+    is_later_call: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """All that was observed on one captured rank."""
+
+    rank: int
+    events: tuple[ScriptEvent, ...] = ()
+    parameters: tuple[WatchedParameter, ...] = ()
+    optimizers: tuple[HeldParameters, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    host_copies: tuple[HostCopy, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    calls: tuple[CallIdentity, ...] = ()
+    races: tuple[Race, ...] = ()
+
+    def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
+        """Yield the events of these kinds, in order."""
+        return (event for event in self.events if event.kind in kinds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the observations as lists for JSON; script lines are stored once."""
+        lines: dict[Line, int] = {}
+        document: dict[str, Any] = {"rank": self.rank}
+        for name in _ROWS:
+            document[name] = [
+                [_plain(getattr(row, item.name), lines) for item in fields(row)] for row in getattr(self, name)
+            ]
+        document["lines"] = [(line.file, line.line, line.function) for line in lines]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Observations:
+        """Invert `to_json`."""
+        lines = [Line(*row) for row in document["lines"]]
+        rows = {
+            name: tuple(
+                kind(
+                    **{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), row, strict=True)}
+                )
+                for row in document[name]
+            )
+            for name, kind in _ROWS.items()
+        }
+        return cls(rank=document["rank"], **rows)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the file that a captured rank leaves for the launcher."""
+        Path(path).write_text(json.dumps(self.to_json(), separators=(",", ":")), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Observations:
+        """Read what `save` wrote."""
+        return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+_ROWS: dict[str, Any] = {
+    "events": ScriptEvent,
+    "parameters": WatchedParameter,
+    "optimizers": HeldParameters,
+    "snapshots": Snapshot,
+    "host_copies": HostCopy,
+    "draws": Draw,
+    "calls": CallIdentity,
+    "races": Race,
+}
+
+
+def _plain(value: Any, lines: dict[Line, int]) -> Any:
+    return lines.setdefault(value, len(lines)) if isinstance(value, Line) else value
+
+
+def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
+    """Return the value of a field as its class has it; `annotation` is the text of the field's type."""
+    match annotation:
+        case "Line":
+            return lines[value]
+        case "EventKind":
+            return EventKind(value)
+        case "RaceKind":
+            return RaceKind(value)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,189 @@
+#include "identity.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "recorder.h"
+#include "values.h"
+
+namespace sandtable {
+namespace {
+
+constexpr size_t kWholeBytes = size_t{64} << 10; // of longer contents on the host, pieces are read
+constexpr size_t kPieces = 256;
+constexpr size_t kPieceBytes = 128;
+
+constexpr size_t kMostNoted = 1 << 16;
+
+bool follows = false;
+std::vector<HostCopy> noted_copies;
+std::vector<Draw> noted_draws;
+std::unordered_map<const void*, Identity> left_out_numbers; // by address on the host
+
+Identity digest_bytes(Identity start, const char* bytes, size_t count) {
+  Identity digest = mix(start, count);
+  for (; count >= 8; bytes += 8, count -= 8) {
+    uint64_t word;
+    std::memcpy(&word, bytes, 8);
+    digest = mix(digest, word);
+  }
+  uint64_t rest = 0;
+  std::memcpy(&rest, bytes, count);
+  return mix(digest, rest);
+}
+
+bool is_whole(const at::Tensor& tensor) {
+  return tensor.storage_offset() == 0 && tensor.is_contiguous() &&
+      tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
+}
+
+Identity digest_geometry(const at::Tensor& tensor) {
+  Identity digest = static_cast<Identity>(tensor.scalar_type());
+  for (int64_t size : tensor.sizes())
+    digest = mix(digest, static_cast<Identity>(size));
+  if (is_whole(tensor))
+    return digest;
+  for (int64_t stride : tensor.strides())
+    digest = mix(digest, static_cast<Identity>(stride));
+  return mix(digest, static_cast<Identity>(tensor.storage_offset()));
+}
+
+Identity digest_host(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.is_sparse() || tensor.storage().data() == nullptr)
+    return 1;
+  const char* bytes = static_cast<const char*>(tensor.storage().data()) + tensor.storage_offset() * tensor.element_size();
+  size_t count = tensor.numel() * tensor.element_size();
+  if (!tensor.is_non_overlapping_and_dense()) // (expanded, or a part of rows)
+    count = std::min(count, tensor.storage().nbytes() - tensor.storage_offset() * tensor.element_size());
+  Identity digest = static_cast<Identity>(tensor.scalar_type());
+  if (count <= kWholeBytes)
+    return digest_bytes(digest, bytes, count);
+  bool is_zero = true;
+  for (size_t k = 0; k < kPieces; ++k) {
+    const char* piece = bytes + (count - kPieceBytes) / (kPieces - 1) * k;
+    is_zero = is_zero && std::all_of(piece, piece + kPieceBytes, [](char byte) { return byte == 0; });
+    digest = digest_bytes(digest, piece, kPieceBytes);
+  }
+  // (numbers that were left out are zeros: anything else has been written there since)
+  auto known = is_zero ? left_out_numbers.find(tensor.storage().data()) : left_out_numbers.end();
+  return known == left_out_numbers.end() ? digest : mix(known->second, digest_geometry(tensor));
+}
+
+Identity digest_argument(const c10::IValue& value) {
+  if (value.isInt())
+    return static_cast<Identity>(value.toInt());
+  if (value.isBool())
+    return value.toBool() ? 3 : 5;
+  if (value.isDouble()) {
+    double number = value.toDouble();
+    Identity bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    return bits;
+  }
+  if (value.isIntList()) {
+    Identity digest = 7;
+    for (int64_t number : value.toIntVector())
+      digest = mix(digest, static_cast<Identity>(number));
+    return digest;
+  }
+  if (value.isString())
+    return digest_of(value.toStringRef());
+  return 11;
+}
+
+} // namespace
+
+Identity digest_of(const std::string& text) {
+  return digest_bytes(0, text.data(), text.size());
+}
+
+void follow_identities(bool on) {
+  follows = on;
+}
+
+bool follows_identities() {
+  return follows;
+}
+
+Identity identity_of(const at::Tensor& tensor) {
+  if (!follows || !tensor.defined())
+    return 0;
+  if (tensor.is_cpu())
+    return digest_host(tensor);
+  Block* block = block_of(tensor);
+  return block == nullptr ? 0 : mix(block->identity, digest_geometry(tensor));
+}
+
+void write_identity(const at::Tensor& tensor, Identity identity) {
+  Block* block = follows ? block_of(tensor) : nullptr;
+  if (block == nullptr)
+    return;
+  bool is_all = static_cast<size_t>(tensor.numel() * tensor.element_size()) == tensor.storage().nbytes();
+  block->identity = is_all ? identity : mix(mix(block->identity, digest_geometry(tensor)), identity);
+}
+
+void note_host_copy(const at::Tensor& from, Identity identity) {
+  if (noted_copies.size() < kMostNoted)
+    noted_copies.push_back(
+        {identity, from.numel() * static_cast<int64_t>(from.element_size()), current_place().line,
+         static_cast<int64_t>(Recorder::get().num_rows())});
+}
+
+void note_draw(Identity identity, int64_t num_elements) {
+  if (noted_draws.size() < kMostNoted)
+    noted_draws.push_back({identity, num_elements, current_place().line, static_cast<int64_t>(Recorder::get().num_rows())});
+}
+
+const std::vector<HostCopy>& host_copies() {
+  return noted_copies;
+}
+
+const std::vector<Draw>& draws() {
+  return noted_draws;
+}
+
+void name_host_numbers(const at::Tensor& tensor, Identity identity) {
+  if (follows && tensor.is_cpu() && tensor.has_storage())
+    left_out_numbers[tensor.storage().data()] = identity;
+}
+
+Lineage::Lineage(const OperatorInfo& info, const torch::jit::Stack& stack)
+    : common_(info.name_digest), is_by_item_(info.is_by_item) {
+  size_t first = stack.size() - info.num_arguments;
+  for (size_t i = 0; i < info.num_arguments; ++i) {
+    const c10::IValue& value = stack[first + i];
+    bool overwritten = info.argument_overwritten[i];
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined())
+        common_ = mix(common_, overwritten ? 13 : identity_of(tensor));
+    } else if (value.isTensorList()) {
+      size_t item = 0;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        Identity identity = tensor.defined() && !overwritten ? identity_of(tensor) : 17;
+        if (!is_by_item_) {
+          common_ = mix(common_, identity);
+        } else if (item < items_.size()) {
+          items_[item] = mix(items_[item], identity);
+        } else {
+          items_.push_back(mix(i, identity));
+        }
+        ++item;
+      }
+    } else if (value.isOptionalTensorList()) {
+      for (const auto& tensor : value.toOptionalTensorVector())
+        common_ = mix(common_, tensor && tensor->defined() ? identity_of(*tensor) : 19);
+    } else {
+      common_ = mix(common_, digest_argument(value));
+    }
+  }
+}
+
+Identity Lineage::of(size_t index, size_t item) const {
+  if (is_by_item_ && item < items_.size())
+    return mix(mix(common_, items_[item]), index);
+  return mix(mix(common_, index), item);
+}
+
+} // namespace sandtable

@@ -1,0 +1,178 @@
+"""Parameters: their names, who holds them, and identities of them and their gradients at each update."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from sandtable.trace import EventKind, HeldParameters, Snapshot, WatchedParameter
+from sandtable.vgpu.observing.events import EventLog, after
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+__all__ = ["ParameterWatcher"]
+
+_MOST_SNAPSHOTS = 12
+_MOST_PARAMETERS = 20_000
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+class ParameterWatcher:
+    """Watches the optimizers of this process, and the parameters of all modules from the first update on."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.parameters: tuple[WatchedParameter, ...] = ()
+        self.snapshots: list[Snapshot] = []
+        self._log = log
+        self._tensors: list[ref[Tensor]] = []
+        self._places: dict[int, int] = {}
+        self._optimizers: list[ref[Any]] = []
+        self._held: dict[int, HeldParameters] = {}
+        self._num_updates = 0
+        self._is_read = False
+
+    def install(self) -> None:
+        """Watch optimizers that are made from now on, and their steps."""
+        from torch.optim import Optimizer
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        after(Optimizer, "__init__", self._on_optimizer)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    @property
+    def optimizers(self) -> tuple[HeldParameters, ...]:
+        """What each optimizer held when it last stepped, or at the end."""
+        for made in self._optimizers:
+            optimizer = made()
+            if optimizer is not None and self._log.number_of("optimizer", optimizer) not in self._held:
+                self._note_held(optimizer)
+        return tuple(self._held[number] for number in sorted(self._held))
+
+    def index_of(self, tensor: Any) -> int:
+        """Return the number of a watched parameter, or -1."""
+        return self._places.get(id(tensor), -1)
+
+    def read(self) -> None:
+        """Read the parameters of all modules that exist, if they have not been read."""
+        if self._is_read:
+            return
+        self._is_read = True
+        watched, tensors = [], []
+        for root, module in enumerate(_outermost_modules()):
+            for name, holder, tensor, is_buffer in _named_tensors(module):
+                if id(tensor) in self._places or len(watched) >= _MOST_PARAMETERS:
+                    continue
+                self._places[id(tensor)] = len(watched)
+                watched.append(_watched(name, root, holder, tensor, is_buffer))
+                tensors.append(ref(tensor))
+        self.parameters, self._tensors = tuple(watched), tensors
+        self._take("parameters", self._living())
+
+    def take_parameters(self) -> None:
+        """Take the identities of all parameters after an update."""
+        self.read()
+        self._take("parameters", self._living())
+
+    def _on_optimizer(self, result: None, optimizer: Any, *args: Any, **options: Any) -> None:
+        self._optimizers.append(ref(optimizer))
+        self._log.note(
+            EventKind.OPTIMIZER_MADE,
+            subject=self._log.number_of("optimizer", optimizer),
+            name=type(optimizer).__name__,
+        )
+
+    def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
+        if self._log.core.is_compiling():
+            return
+        self.read()
+        self._note_held(optimizer)
+        self._log.note(EventKind.OPTIMIZER_STEP, subject=self._log.number_of("optimizer", optimizer))
+        self._take("gradients", [None if tensor is None else tensor.grad for tensor in self._living()])
+
+    def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
+        self._num_updates += 1
+
+    def _note_held(self, optimizer: Any) -> None:
+        number = self._log.number_of("optimizer", optimizer)
+        held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        self._held[number] = HeldParameters(
+            optimizer=number,
+            name=type(optimizer).__name__,
+            parameters=tuple(map(self.index_of, held)),
+            num_elements=tuple(int(tensor.numel()) for tensor in held),
+        )
+
+    def _living(self) -> list[Any]:
+        return [tensor() for tensor in self._tensors]
+
+    def _take(self, of: str, tensors: Sequence[Any]) -> None:
+        if len(self.snapshots) >= _MOST_SNAPSHOTS:
+            return
+        plain = [_local(tensor) for tensor in tensors]
+        self.snapshots.append(
+            Snapshot(
+                of=of,
+                row=self._log.core.num_rows(),
+                step=self._num_updates,
+                place=self._log.place(),
+                identities=tuple(self._log.core.identities_of(plain)),
+            )
+        )
+
+
+def _outermost_modules() -> list[Module]:
+    """Return the modules that no other module holds, oldest first."""
+    from torch.nn import Module
+
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), Module)]
+    children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    return [module for module in modules if id(module) not in children and "_parameters" in module.__dict__]
+
+
+def _named_tensors(module: Module) -> Iterator[tuple[str, Module, Tensor, bool]]:
+    """Yield name, holder, tensor and whether it is a buffer, of all tensors of a module."""
+    for path, holder in module.named_modules():
+        for tensors, is_buffer in ((holder._parameters, False), (holder._buffers, True)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    yield _short(f"{path}.{name}" if path else name), holder, tensor, is_buffer
+
+
+def _short(name: str) -> str:
+    """Return the name without what wrappers put into it, so that it is the same before and after wrapping."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool) -> WatchedParameter:
+    return WatchedParameter(
+        name=name,
+        root=root,
+        module=type(holder).__name__,
+        shape=tuple(int(size) for size in tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
+        requires_grad=bool(tensor.requires_grad),
+        is_sharded=_is_sharded(tensor),
+        is_buffer=is_buffer,
+    )
+
+
+def _is_sharded(tensor: Any) -> bool:
+    placements: Iterable[Any] = getattr(tensor, "placements", ())
+    marks = ("ds_tensor", "_is_flat_param", "_megatron_fsdp_model")
+    return any(not placement.is_replicate() for placement in placements) or any(hasattr(tensor, mark) for mark in marks)
+
+
+def _local(tensor: Any) -> Any:
+    """Return the tensor that holds the numbers; None if there is none, or if it is more than one."""
+    if tensor is None or (hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "_local_tensor")):
+        return None
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return tensor if not tensor.is_meta and tensor.layout.__str__() == "torch.strided" else None
