@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sandtable.check.incomplete import not_captured, unsure_classes
+from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
+from sandtable.check.sums import (
+    averaged_twice,
+    identical_shards,
+    reduced_twice,
+    same_samples,
+    summed_not_averaged,
+)
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import Trace
@@ -15,10 +23,18 @@ __all__ = ["RULES", "Rule", "inspect"]
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
+    "averaged-twice": averaged_twice,
     "fewer-steps": fewer_steps,
+    "gradients-not-reduced": gradients_not_reduced,
+    "identical-shards": identical_shards,
     "no-gpu-work": no_gpu_work,
     "no-steps": no_steps,
     "ranks-not-captured": not_captured,
+    "reduced-twice": reduced_twice,
+    "replicas-diverge": replicas_diverge,
+    "replicas-start-different": replicas_start_different,
+    "same-samples": same_samples,
+    "summed-not-averaged": summed_not_averaged,
     "unequal-steps": unequal_steps,
     "unsure-classes": unsure_classes,
 }
