@@ -83,13 +83,12 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
     """Report gradients that were summed over ranks and divided by nothing, and a loss that was not either."""
     table = RankTable(trace.observations)
     for scale, ranks in _scales(trace):
-        count = prod(map(len, scale.groups))
-        if scale.groups_again or count < 2 or not isclose(scale.factor, 1, rel_tol=1e-6):
+        groups = [group for group in scale.groups if table.have_different_inputs(group)]  # (not parts of one model)
+        count, facts = prod(map(len, groups)), table.ranks[ranks[0]]
+        is_divided = not isclose(scale.factor, 1, rel_tol=1e-6) or _counts_tokens(facts)
+        if count < 2 or scale.groups_again or is_divided:
             continue
-        facts = table.ranks[ranks[0]]
-        if _divides_loss(facts.observed.loss_factors, count, scale) or _counts_tokens(facts):
-            continue
-        if not any(table.have_different_inputs(group) for group in scale.groups):  # (the parts of one model)
+        if _divides_loss(facts.observed.loss_factors, [count, *map(len, groups)]):
             continue
         yield Finding(
             rule="summed-not-averaged",
@@ -97,7 +96,7 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
             message=f"gradients must be averaged over {count} ranks, but those of "
             f"{_parameters(trace, ranks[0], scale)} were summed: each update is {count} times as large as on one rank",
             ranks=ranks,
-            evidence=(*_reductions(trace, ranks[0], scale.groups[0]), at_line(ranks, "update them", scale.place)),
+            evidence=(*_reductions(trace, ranks[0], groups[0]), at_line(ranks, "update them", scale.place)),
             remedy="use ReduceOp.AVG, or divide the gradients (or the loss) by the number of ranks",
         )
 
@@ -166,12 +165,10 @@ def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
         yield scale, tuple(ranks)
 
 
-def _divides_loss(factors: Sequence[float], count: int, scale: GradientScale) -> bool:
-    """Return whether the script divides a loss by the number of ranks, of one group or of all."""
-    counts = {count, *map(len, scale.groups)} - {1}
-    return any(
-        isclose(factor, size) or isclose(factor, 1 / size, rel_tol=1e-3) for factor in factors for size in counts
-    )
+def _divides_loss(factors: Sequence[float], sizes: Sequence[int]) -> bool:
+    """Return whether the script divides a loss by a multiple of the size of a group."""
+    numbers = {round(number) for factor in factors for number in (factor, 1 / factor if factor else 0) if number > 1.5}
+    return any(number % size == 0 for number in numbers for size in sizes if size > 1)
 
 
 def _counts_tokens(facts: RankFacts) -> bool:

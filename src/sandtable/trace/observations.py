@@ -119,6 +119,9 @@ class Snapshot:
     """How many updates had been made."""
     place: Line
     identities: tuple[int, ...]
+    """Equal ones are equal numbers."""
+    outlines: tuple[int, ...]
+    """Different ones are different numbers: as identities, but that results of groups of one size count as the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -343,7 +343,7 @@ void VirtualAllocator::free(Block* block) {
   block->shadow = Shadow();
   block->facts.reset();
   block->is_parameter = false;
-  block->identity = 0;
+  block->identity = {};
   block->scale = {};
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);

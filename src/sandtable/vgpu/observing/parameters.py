@@ -144,14 +144,15 @@ class ParameterWatcher:
     def _take(self, of: str, tensors: Sequence[Any]) -> None:
         if len(self.snapshots) >= _MOST_SNAPSHOTS:
             return
-        plain = [_local(tensor) for tensor in tensors]
+        identities, outlines = self._log.core.identities_of([_local(tensor) for tensor in tensors])
         self.snapshots.append(
             Snapshot(
                 of=of,
                 row=self._log.core.num_rows(),
                 step=self._num_updates,
                 place=self._log.place(),
-                identities=tuple(self._log.core.identities_of(plain)),
+                identities=tuple(identities),
+                outlines=tuple(outlines),
             )
         )
 
