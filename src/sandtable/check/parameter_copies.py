@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sandtable.check.relations import RankTable
 from sandtable.trace import Observations, Trace, WatchedParameter
@@ -70,14 +71,14 @@ def replicas_of(trace: Trace) -> Iterator[list[ParameterCopy]]:
                 yield replicas
 
 
-def first_difference(copies: Sequence[ParameterCopy]) -> int:
+def first_difference(copies: Sequence[ParameterCopy], table: RankTable) -> int:
     """Return the number of the first update after which copies differ for good, or -1."""
     num_updates = min(min(len(copy.values) - 1, len(copy.gradients)) for copy in copies)
     # Copies that become one again are averaged from time to time, as local SGD does.
     if any(len({copy.values[k].identity for copy in copies}) == 1 for k in range(2, num_updates + 1)):
         return -1
     for number in range(num_updates):
-        if are_different([copy.values[number + 1] for copy in copies]) or not _are_joined(copies):
+        if are_different([copy.values[number + 1] for copy in copies]) or not _are_joined(copies, table):
             return number
     return -1
 
@@ -118,19 +119,22 @@ def _copies_of(observed: Observations) -> Iterator[ParameterCopy]:
         )
 
 
-def _are_joined(copies: Sequence[ParameterCopy]) -> bool:
-    """Return whether sums over groups connect all copies, as far as it is known over which groups they were summed."""
+def _are_joined(copies: Sequence[ParameterCopy], table: RankTable) -> bool:
+    """Return whether sums over groups connect all copies, as far as it is known over which groups they were summed.
+
+    Ranks with the same inputs compute the parts of one model, so they count as connected.
+    """
     if not all(copy.groups for copy in copies):
         return True
-    reached, grows = set(copies[0].groups[0]) | {copies[0].rank}, True
-    while grows:
-        grows = False
-        for copy in copies:
-            for group in copy.groups:
-                if reached & set(group) and not reached >= set(group):
-                    reached |= set(group)
-                    grows = True
-    return all(copy.rank in reached for copy in copies)
+    label = {rank: rank for copy in copies for group in (copy.groups[0], (copy.rank,)) for rank in group}
+    together = [group for copy in copies for group in copy.groups]
+    together += [(one.rank, two.rank) for one, two in pairwise(copies) if table.have_same_inputs((one.rank, two.rank))]
+    together += [(copies[0].rank, copy.rank) for copy in copies if table.have_same_inputs((copies[0].rank, copy.rank))]
+    for _ in together:
+        for ranks in together:
+            lowest = min(label.get(rank, rank) for rank in ranks)
+            label.update(dict.fromkeys(ranks, lowest))
+    return len({label[copy.rank] for copy in copies}) == 1
 
 
 class _Relations:

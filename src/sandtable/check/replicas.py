@@ -13,7 +13,7 @@ from sandtable.check.parameter_copies import (
     replicas_of,
     trained_copies,
 )
-from sandtable.check.relations import at_line
+from sandtable.check.relations import RankTable, at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import EventKind, Line, Trace
@@ -83,8 +83,9 @@ def replicas_diverge(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
 def _diverging(trace: Trace, *, by_gradient: bool) -> dict[tuple[int, ...], list[Copies]]:
     """Return the replicas that become different, because of their gradients or in spite of them, by ranks."""
     broken: dict[tuple[int, ...], list[Copies]] = defaultdict(list)
+    table = RankTable(trace.observations)
     for copies in replicas_of(trace):
-        number = first_difference(copies)
+        number = first_difference(copies, table)
         if number >= 0 and by_gradient == (len({copy.gradients[number].identity for copy in copies}) > 1):
             broken[_ranks(copies)].append(copies)
     return broken

@@ -84,11 +84,10 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
     table = RankTable(trace.observations)
     for scale, ranks in _scales(trace):
         groups = [group for group in scale.groups if table.have_different_inputs(group)]  # (not parts of one model)
-        count, facts = prod(map(len, groups)), table.ranks[ranks[0]]
-        is_divided = not isclose(scale.factor, 1, rel_tol=1e-6) or _counts_tokens(facts)
-        if count < 2 or scale.groups_again or is_divided:
+        count = prod(map(len, groups))
+        if count < 2 or scale.groups_again or not isclose(scale.factor, 1, rel_tol=1e-6):
             continue
-        if _divides_loss(facts.observed.loss_factors, [count, *map(len, groups)]):
+        if any(_divides_loss(facts, (count, *map(len, groups))) for facts in table.ranks.values()):
             continue
         yield Finding(
             rule="summed-not-averaged",
@@ -165,18 +164,14 @@ def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
         yield scale, tuple(ranks)
 
 
-def _divides_loss(factors: Sequence[float], sizes: Sequence[int]) -> bool:
-    """Return whether the script divides a loss by a multiple of the size of a group."""
+def _divides_loss(facts: RankFacts, sizes: Sequence[int]) -> bool:
+    """Return whether a rank divides a loss by a multiple of one of these sizes, or by a count that ranks add up."""
+    factors = facts.observed.loss_factors
     numbers = {round(number) for factor in factors for number in (factor, 1 / factor if factor else 0) if number > 1.5}
-    return any(number % size == 0 for number in numbers for size in sizes if size > 1)
-
-
-def _counts_tokens(facts: RankFacts) -> bool:
-    """Return whether ranks add up a few numbers in the forward pass: a loss over all tokens is divided by them."""
-    return any(
-        call.op == "all_reduce" and call.num_bytes <= _FEW_BYTES and facts.is_forward(call)
-        for call in facts.observed.calls
-    )
+    if any(number % size == 0 for number in numbers for size in sizes if size > 1):
+        return True
+    calls = facts.observed.calls
+    return any(row.op == "all_reduce" and row.num_bytes <= _FEW_BYTES and facts.is_forward(row) for row in calls)
 
 
 def _reductions(trace: Trace, rank: int, group: tuple[int, ...]) -> Iterator[Evidence]:

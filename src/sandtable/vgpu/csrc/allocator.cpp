@@ -345,6 +345,7 @@ void VirtualAllocator::free(Block* block) {
   block->is_parameter = false;
   block->identity = {};
   block->scale = {};
+  block->contents.clear();
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

@@ -55,6 +55,7 @@ struct Block {
   bool is_parameter = false; // a backward pass has reached it (updates.h)
   Identity identity; // of what it holds
   GradientScale scale;
+  Contents contents; // parts that were written on their own, if any
   std::vector<Access> accesses; // the last of each kind, stream and part (races.h)
   std::unique_ptr<Facts> facts; // of all elements of the storage; null: no more than is presumed
 };

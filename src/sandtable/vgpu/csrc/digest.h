@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+
+#include "gradient_scale.h"
 
 namespace sandtable {
 
@@ -28,5 +31,13 @@ inline Identity mix(const Identity& a, Digest b) {
 inline Identity same(Digest digest) {
   return {digest, digest};
 }
+
+// A part of a block that was written on its own: parameters and gradients in a flat buffer.
+struct WrittenPart {
+  int64_t end = 0; // in bytes of the storage
+  Identity identity;
+  GradientScale scale;
+};
+using Contents = std::map<int64_t, WrittenPart>; // by where they begin
 
 } // namespace sandtable

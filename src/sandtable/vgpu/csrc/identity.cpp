@@ -15,6 +15,7 @@ constexpr size_t kPieces = 256;
 constexpr size_t kPieceBytes = 128;
 
 constexpr size_t kMostNoted = 1 << 16;
+constexpr size_t kMostParts = 1 << 16;
 
 bool follows = false;
 std::vector<HostCopy> noted_copies;
@@ -38,10 +39,15 @@ bool is_whole(const at::Tensor& tensor) {
       tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
 }
 
-Digest digest_geometry(const at::Tensor& tensor) {
+Digest digest_sizes(const at::Tensor& tensor) {
   Digest digest = static_cast<Digest>(tensor.scalar_type());
   for (int64_t size : tensor.sizes())
     digest = mix(digest, static_cast<Digest>(size));
+  return digest;
+}
+
+Digest digest_geometry(const at::Tensor& tensor) {
+  Digest digest = digest_sizes(tensor);
   if (is_whole(tensor))
     return digest;
   for (int64_t stride : tensor.strides())
@@ -92,6 +98,47 @@ Digest digest_argument(const c10::IValue& value) {
   return 11;
 }
 
+bool range_of(const at::Tensor& tensor, int64_t& begin, int64_t& end) {
+  if (!tensor.is_non_overlapping_and_dense())
+    return false;
+  int64_t size = static_cast<int64_t>(tensor.element_size());
+  begin = tensor.storage_offset() * size;
+  end = begin + tensor.numel() * size;
+  return true;
+}
+
+// The part that the tensor lies in; null if there is none.
+WrittenPart* part_around(Block& block, const at::Tensor& tensor, int64_t* begin_of_part) {
+  int64_t begin, end;
+  if (block.contents.empty() || !range_of(tensor, begin, end))
+    return nullptr;
+  auto after = block.contents.upper_bound(begin);
+  if (after == block.contents.begin())
+    return nullptr;
+  --after;
+  *begin_of_part = after->first;
+  return end <= after->second.end ? &after->second : nullptr;
+}
+
+// Leaves what lies outside of the range.
+void cut_out(Contents& contents, int64_t begin, int64_t end) {
+  auto at = contents.upper_bound(begin);
+  if (at != contents.begin())
+    --at;
+  while (at != contents.end() && at->first < end) {
+    auto [start, part] = *at;
+    if (part.end <= begin) {
+      ++at;
+      continue;
+    }
+    at = contents.erase(at);
+    if (start < begin)
+      contents[start] = {begin, mix(part.identity, static_cast<Digest>(begin)), part.scale};
+    if (end < part.end)
+      contents[end] = {part.end, mix(part.identity, static_cast<Digest>(end)), part.scale};
+  }
+}
+
 } // namespace
 
 Digest digest_of(const std::string& text) {
@@ -112,15 +159,66 @@ Identity identity_of(const at::Tensor& tensor) {
   if (tensor.is_cpu())
     return same(digest_host(tensor));
   Block* block = block_of(tensor);
-  return block == nullptr ? Identity() : mix(block->identity, digest_geometry(tensor));
+  if (block == nullptr)
+    return {};
+  int64_t first = 0, begin = 0, end = 0;
+  if (WrittenPart* part = part_around(*block, tensor, &first)) {
+    int64_t offset = tensor.storage_offset() * static_cast<int64_t>(tensor.element_size()) - first;
+    return mix(part->identity, mix(digest_sizes(tensor), static_cast<Digest>(offset)));
+  }
+  Identity identity = mix(block->identity, digest_geometry(tensor));
+  if (block->contents.empty())
+    return identity;
+  if (!range_of(tensor, begin, end))
+    end = static_cast<int64_t>(tensor.storage().nbytes());
+  for (const auto& [start, part] : block->contents)
+    if (start < end && begin < part.end)
+      identity = mix(mix(identity, part.identity), static_cast<Digest>(start - begin));
+  return identity;
 }
 
-void write_identity(const at::Tensor& tensor, Identity identity) {
+void write_identity(const at::Tensor& tensor, const Identity& identity) {
   Block* block = follows ? block_of(tensor) : nullptr;
   if (block == nullptr)
     return;
-  bool is_all = static_cast<size_t>(tensor.numel() * tensor.element_size()) == tensor.storage().nbytes();
-  block->identity = is_all ? identity : mix(mix(block->identity, digest_geometry(tensor)), identity);
+  int64_t begin, end;
+  if (static_cast<size_t>(tensor.numel() * tensor.element_size()) == tensor.storage().nbytes()) {
+    block->identity = identity;
+    block->contents.clear();
+  } else if (range_of(tensor, begin, end) && block->contents.size() < kMostParts) {
+    cut_out(block->contents, begin, end);
+    block->contents[begin] = {end, mix(identity, 1), {}};
+  } else {
+    block->identity = mix(mix(block->identity, digest_geometry(tensor)), identity);
+    for (auto& [start, part] : block->contents)
+      part.identity = mix(part.identity, block->identity);
+  }
+}
+
+GradientScale scale_of(const at::Tensor& tensor) {
+  Block* block = tensor.defined() && tensor.is_cuda() ? block_of(tensor) : nullptr;
+  if (block == nullptr)
+    return {};
+  int64_t first;
+  if (WrittenPart* part = part_around(*block, tensor, &first))
+    return part->scale;
+  if (block->contents.empty())
+    return block->scale;
+  const GradientScale& one = block->contents.begin()->second.scale;
+  bool are_alike = std::all_of(
+      block->contents.begin(), block->contents.end(), [&](const auto& entry) { return entry.second.scale == one; });
+  return are_alike ? one : GradientScale();
+}
+
+void write_scale(const at::Tensor& tensor, const GradientScale& scale) {
+  Block* block = tensor.defined() && tensor.is_cuda() ? block_of(tensor) : nullptr;
+  if (block == nullptr)
+    return;
+  int64_t first;
+  if (WrittenPart* part = part_around(*block, tensor, &first))
+    part->scale = scale;
+  else
+    block->scale = scale;
 }
 
 void note_host_copy(const at::Tensor& from, Digest identity) {

@@ -32,7 +32,7 @@ bool follows_identities();
 // Of the elements of this tensor, which may be a view; of one on the host, of its contents.
 Identity identity_of(const at::Tensor& tensor);
 // The tensor was written whole with numbers of this identity; what else its storage holds stays.
-void write_identity(const at::Tensor& tensor, Identity identity);
+void write_identity(const at::Tensor& tensor, const Identity& identity);
 
 // What came from the host onto the card, and what was drawn there, in order; `row` is the next one of the tape.
 struct HostCopy {
