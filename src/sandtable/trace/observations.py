@@ -97,6 +97,8 @@ class WatchedParameter:
     is_buffer: bool = False
     place: Line = _NOWHERE
     """Where its memory was asked for."""
+    written: Line = _NOWHERE
+    """Where it was last written before the first update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

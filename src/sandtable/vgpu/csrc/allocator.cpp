@@ -344,6 +344,7 @@ void VirtualAllocator::free(Block* block) {
   block->facts.reset();
   block->is_parameter = false;
   block->identity = {};
+  block->written_line = 0;
   block->scale = {};
   block->contents.clear();
   freed(*block);

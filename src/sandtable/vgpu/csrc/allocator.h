@@ -53,6 +53,7 @@ struct Block {
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
+  uint32_t written_line = 0; // of the last kernel that wrote to it
   Identity identity; // of what it holds
   GradientScale scale;
   Contents contents; // parts that were written on their own, if any

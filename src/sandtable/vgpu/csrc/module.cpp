@@ -182,12 +182,13 @@ std::vector<std::tuple<double, uint64_t, uint64_t>> scales_of(const Tensors& ten
   return out;
 }
 
-// Where each tensor's memory was asked for.
+// Where each tensor's memory was asked for, and where it was last written.
 py::list places_of(const Tensors& tensors) {
   py::list out;
   for (const auto& tensor : tensors) {
     Block* block = tensor && tensor->is_cuda() ? block_of(*tensor) : nullptr;
-    out.append(place_tuple(block == nullptr ? 0 : block->line));
+    out.append(py::make_tuple(
+        place_tuple(block == nullptr ? 0 : block->line), place_tuple(block == nullptr ? 0 : block->written_line)));
   }
   return out;
 }

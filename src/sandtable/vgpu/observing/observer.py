@@ -51,11 +51,13 @@ class Observer:
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
+        self._parameters.begin_backward()
         self.log.note(EventKind.BACKWARD)
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
         self.log.note(EventKind.BACKWARD_END)
+        self._parameters.end_backward()
 
     def end_step(self) -> None:
         """Look at all parameters after an update."""

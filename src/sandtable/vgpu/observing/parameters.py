@@ -37,6 +37,7 @@ class ParameterWatcher:
         self._held: dict[int, HeldParameters] = {}
         self._num_updates = 0
         self._is_read = False
+        self._is_by_hand = False
 
     def install(self) -> None:
         """Watch optimizers that are made from now on, and their steps."""
@@ -72,11 +73,27 @@ class ParameterWatcher:
                 if id(tensor) in self._places or len(watched) >= _MOST_PARAMETERS:
                     continue
                 self._places[id(tensor)] = len(watched)
-                place = Line(*self._log.core.places_of([_local(tensor)])[0])
-                watched.append(_watched(name, root, holder, tensor, is_buffer, place))
+                made, written = self._log.core.places_of([_local(tensor)])[0]
+                places = Line(*made), Line(*written)
+                watched.append(_watched(name, root, holder, tensor, is_buffer, places))
                 tensors.append(ref(tensor))
         self.parameters, self._tensors = tuple(watched), tensors
         self._take("parameters", self._living())
+
+    def begin_backward(self) -> None:
+        """Look at the parameters that the script has updated itself, where it has no optimizer."""
+        if self._is_by_hand and self._is_read:
+            self._num_updates += 1
+            self.take_parameters()
+
+    def end_backward(self) -> None:
+        """Look at the gradients of a script that updates the parameters itself."""
+        if not self._optimizers and not self._log.core.is_compiling():
+            self._is_by_hand = True
+            self.read()
+            gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
+            self._take("gradients", gradients)
+            self._take_scales(gradients)
 
     def take_last(self) -> None:
         """Take the identities of all parameters when the script has ended."""
@@ -190,7 +207,9 @@ def _short(name: str) -> str:
     return name
 
 
-def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool, place: Line) -> WatchedParameter:
+def _watched(
+    name: str, root: int, holder: Module, tensor: Any, is_buffer: bool, places: tuple[Line, Line]
+) -> WatchedParameter:
     return WatchedParameter(
         name=name,
         root=root,
@@ -201,7 +220,8 @@ def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool,
         requires_grad=bool(tensor.requires_grad),
         is_sharded=_is_sharded(tensor),
         is_buffer=is_buffer,
-        place=place,
+        place=places[0],
+        written=places[1],
     )
 
 
