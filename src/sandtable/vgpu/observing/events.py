@@ -10,10 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from sandtable.trace import EventKind, Line, ScriptEvent
+from sandtable.vgpu.preload import loaded_core
 
-__all__ = ["EventLog", "after", "before"]
+__all__ = ["OBSERVATION_FAILED", "EventLog", "after", "before", "safely"]
 
 _MOST_EVENTS = 100_000
+
+OBSERVATION_FAILED = "observation failed"
+"""The note of a rank on which something could not be observed."""
 
 
 class EventLog:
@@ -45,9 +49,23 @@ class EventLog:
         return numbers[thing]
 
 
+def safely(notice: Callable[..., None]) -> Callable[..., None]:
+    """Return the function as one whose failure is a note, and no error of the script."""
+
+    @functools.wraps(notice)
+    def call(*args: Any, **options: Any) -> None:
+        try:
+            notice(*args, **options)
+        except Exception as error:  # a mistake of ours
+            name = getattr(notice, "__qualname__", "a function")
+            loaded_core().note(OBSERVATION_FAILED, f"{type(error).__name__} in {name}: {error}")
+
+    return call
+
+
 def before(owner: Any, name: str, notice: Callable[..., None]) -> None:
     """Call `notice` with the arguments of each call of this function, before it."""
-    original = getattr(owner, name)
+    original, notice = getattr(owner, name), safely(notice)
 
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:
@@ -59,7 +77,7 @@ def before(owner: Any, name: str, notice: Callable[..., None]) -> None:
 
 def after(owner: Any, name: str, notice: Callable[..., None]) -> None:
     """Call `notice` with the result and the arguments of each call of this function, after it."""
-    original = getattr(owner, name)
+    original, notice = getattr(owner, name), safely(notice)
 
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:

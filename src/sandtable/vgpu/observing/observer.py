@@ -22,7 +22,7 @@ from sandtable.trace import (
     Race,
     RaceKind,
 )
-from sandtable.vgpu.observing.events import EventLog
+from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.training import follow_training
 
@@ -51,17 +51,17 @@ class Observer:
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
-        self._parameters.begin_backward()
+        safely(self._parameters.begin_backward)()
         self.log.note(EventKind.BACKWARD)
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
         self.log.note(EventKind.BACKWARD_END)
-        self._parameters.end_backward()
+        safely(self._parameters.end_backward)()
 
     def end_step(self) -> None:
         """Look at all parameters after an update."""
-        self._parameters.take_parameters()
+        safely(self._parameters.take_parameters)()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from sandtable.trace import EventKind, GradientScale, Group, HeldParameters, Line, Snapshot, WatchedParameter
-from sandtable.vgpu.observing.events import EventLog, after
+from sandtable.vgpu.observing.events import EventLog, after, safely
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,8 +45,8 @@ class ParameterWatcher:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         after(Optimizer, "__init__", self._on_optimizer)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_pre_hook(safely(self._before_step))
+        register_optimizer_step_post_hook(safely(self._after_step))
 
     @property
     def optimizers(self) -> tuple[HeldParameters, ...]:
