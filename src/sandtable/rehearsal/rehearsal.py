@@ -241,7 +241,7 @@ def load(path: str | Path, *, cluster: str | Path | Cluster | None = None) -> Re
     folder = Path(path)
     trace = Trace.load(folder)
     summary = load_summary(folder) if (folder / SUMMARY).exists() else None
-    error = _saved_error(summary, trace) if summary is not None else _capture_failure(trace)
+    error = _saved_error(summary) if summary is not None else _capture_failure(trace)
     inputs, changes = (summary.inputs, summary.what_if) if summary is not None else (None, None)
     if cluster is not None:
         machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster, nodes=_num_nodes(trace))
@@ -267,11 +267,8 @@ def compare(folders: Sequence[str | Path], out: str | Path) -> Path:
 
 def _is_complete(trace: Trace) -> bool:
     """Return whether the work of every rank is known, and some rank made a step and did any work."""
-    return trace.num_steps > 0 and len(trace.signatures) > 0 and _is_whole(trace)
-
-
-def _is_whole(trace: Trace) -> bool:
-    return sum(rank_class.size for rank_class in trace.classes) == trace.world_size
+    captured = sum(rank_class.size for rank_class in trace.classes)
+    return trace.num_steps > 0 and len(trace.signatures) > 0 and captured == trace.world_size
 
 
 def _known_cluster(name: str, nodes: int, folder: Path) -> Cluster:
@@ -287,12 +284,13 @@ def _known_cluster(name: str, nodes: int, folder: Path) -> Cluster:
         ) from error
 
 
-def _saved_error(summary: Summary, trace: Trace) -> SandtableError | None:
-    """Return what ended a saved run early; a capture of some ranks has mistakes, but no time and no end."""
-    has_ended = any(row.stop_reason in FAILURES for row in summary.progress)
-    if summary.timing is not None or not (has_ended or _is_whole(trace)):
-        return None
-    return _error_of(summary.findings)
+def _saved_error(summary: Summary) -> SandtableError | None:
+    """Return what ended a saved run early; a capture of some ranks has no step time either, but a note that says so."""
+    is_partial = any(
+        finding.rule == "ranks-not-captured" and finding.severity is Severity.NOTE
+        for finding in (*summary.findings, *summary.silenced)
+    )
+    return None if is_partial or summary.timing is not None else _error_of(summary.findings)
 
 
 def _error_of(findings: Sequence[Finding]) -> FindingError | None:
