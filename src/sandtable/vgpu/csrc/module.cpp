@@ -160,10 +160,14 @@ py::list noted_list(const std::vector<Noted>& all, int64_t Noted::* amount) {
   return out;
 }
 
-std::vector<Identity> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
-  std::vector<Identity> out;
-  for (const auto& tensor : tensors)
-    out.push_back(tensor ? identity_of(*tensor) : 0);
+// Identities, and outlines.
+std::pair<std::vector<Digest>, std::vector<Digest>> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
+  std::pair<std::vector<Digest>, std::vector<Digest>> out;
+  for (const auto& tensor : tensors) {
+    Identity identity = tensor ? identity_of(*tensor) : Identity();
+    out.first.push_back(identity.exact);
+    out.second.push_back(identity.outline);
+  }
   return out;
 }
 

@@ -311,7 +311,7 @@ void look_for_parameters(const OperatorInfo& info, const Stack& stack) {
 }
 
 // What the operator's generator will give next.
-Identity next_draw(const OperatorInfo& info, const Stack& stack) {
+Digest next_draw(const OperatorInfo& info, const Stack& stack) {
   at::Generator generator = default_generator(current_device());
   if (info.generator >= 0) {
     const c10::IValue& value = stack[stack.size() - info.num_arguments + info.generator];
@@ -575,7 +575,7 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     lineage.emplace(info, *stack);
     scales = scales_of_results(info, *stack);
     if (info.is_random) {
-      Identity draw = next_draw(info, *stack);
+      Digest draw = next_draw(info, *stack);
       lineage->add(draw);
       note_draw(draw, num_elements_of(info, plan, *stack));
     }
@@ -690,7 +690,7 @@ void record_kernel(
         device = tensor.device().index();
   if (follows_races())
     begin_kernel(name, static_cast<uint16_t>(current_stream(device)), current_place().line);
-  Identity lineage = mix(digest_of(name), digest_of(work));
+  Identity lineage = same(mix(digest_of(name), digest_of(work)));
   for (const at::Tensor& tensor : inputs) {
     lineage = mix(lineage, identity_of(tensor));
     touch(tensor, false);
@@ -747,7 +747,7 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
     return;
   Block* before = block_of(tensor);
   Shadow kept = before == nullptr ? Shadow() : std::move(before->shadow);
-  Identity identity = before == nullptr ? 0 : before->identity;
+  Identity identity = before == nullptr ? Identity() : before->identity;
   size_t kept_bytes = storage->nbytes();
   storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
   storage->set_nbytes(needed);
