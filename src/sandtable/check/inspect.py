@@ -1,8 +1,10 @@
-"""Inspect: apply every rule to a captured run."""
+"""Inspect: apply the rules to a captured run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from sandtable.check.incomplete import not_captured, unsure_classes
 from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
@@ -17,10 +19,10 @@ from sandtable.check.sums import (
 )
 from sandtable.check.tied_weights import tied_weights_drift
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Finding, Severity
+from sandtable.findings import Finding, Severity, worst_first
 from sandtable.trace import Trace
 
-__all__ = ["RULES", "Rule", "inspect"]
+__all__ = ["ABOUT_FIGURES", "RAISE_VARIABLE", "RULES", "RULE_FAILED", "Rule", "inspect"]
 
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
@@ -46,8 +48,39 @@ RULES: dict[str, Rule] = {
     "unsure-classes": unsure_classes,
 }
 
+ABOUT_FIGURES = frozenset(
+    {"fewer-steps", "no-gpu-work", "no-steps", "ranks-not-captured", "unequal-steps", "unsure-classes"}
+)
+"""Rules about how far the figures can be trusted: a run that failed has none, and one that is not checked still has."""
 
-def inspect(trace: Trace, timeline: Timeline | None) -> tuple[Finding, ...]:
-    """Return what the rules find, worst first; `timeline` is None if the time of the run could not be computed."""
-    findings = [finding for rule in RULES.values() for finding in rule(trace, timeline)]
-    return tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity)))
+RULE_FAILED = "rule-failed"
+
+RAISE_VARIABLE = "SANDTABLE_RAISE_IN_RULES"
+"""With this variable in the environment, as in the tests, the exception of a rule is raised."""
+
+
+def inspect(trace: Trace, timeline: Timeline | None, *, rules: Collection[str] | None = None) -> tuple[Finding, ...]:
+    """Return what the rules find, worst first; by default all rules are applied.
+
+    `timeline` is None if the time of the run could not be computed, and the trace of a failed run ends where it failed.
+    A rule that raises an exception is a note: the other rules and the figures do not depend on it.
+    """
+    names = [name for name in RULES if rules is None or name in rules]
+    return worst_first(finding for name in names for finding in _apply(name, trace, timeline))
+
+
+def _apply(name: str, trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    try:
+        yield from RULES[name](trace, timeline)
+    except Exception as error:
+        if os.environ.get(RAISE_VARIABLE):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+        yield Finding(
+            rule=RULE_FAILED,
+            severity=Severity.NOTE,
+            message=f"the rule {name} could not be applied: {what}",
+            ranks=(),
+            remedy=f"please report this as a bug; --ignore {RULE_FAILED} silences it",
+        )

@@ -20,7 +20,6 @@ from sandtable.trace.kinds import (
 )
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.observations import (
-    CallIdentity,
     Draw,
     EventKind,
     GradientScale,
@@ -33,6 +32,7 @@ from sandtable.trace.observations import (
     Snapshot,
     WatchedParameter,
 )
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
@@ -76,6 +76,7 @@ __all__ = [
     "Note",
     "NoteSummary",
     "Observations",
+    "ObservedCalls",
     "Operator",
     "Phase",
     "Race",

@@ -12,17 +12,17 @@ smaller row came first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
 
 __all__ = [
-    "CallIdentity",
     "Draw",
     "EventKind",
     "GradientScale",
@@ -166,23 +166,6 @@ class Draw:
     row: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIdentity:
-    """A collective on the card and the identity of what the rank put in."""
-
-    op: str
-    reduce: str
-    group: tuple[int, ...]
-    """The ranks of the group; empty for the world."""
-    number: int
-    """How many collectives of that group came before it."""
-    identity: int
-    num_bytes: int
-    phase: str
-    place: Line
-    row: int
-
-
 class RaceKind(StrEnum):
     """What the later access does to the memory of the earlier one."""
 
@@ -222,7 +205,7 @@ class Observations:
     """The numbers by which tensors of one element, such as losses, were multiplied or divided."""
     host_copies: tuple[HostCopy, ...] = ()
     draws: tuple[Draw, ...] = ()
-    calls: tuple[CallIdentity, ...] = ()
+    calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
@@ -236,6 +219,7 @@ class Observations:
         for name, kind in _ROWS.items():
             names = [item.name for item in fields(kind)]
             document[name] = [[_plain(getattr(row, name), lines) for name in names] for row in getattr(self, name)]
+        document["calls"] = ObservedCalls.of(self.calls).to_json()
         document["lines"] = [(line.file, line.line, line.function) for line in lines]
         return document
 
@@ -243,8 +227,9 @@ class Observations:
     def from_json(cls, document: Mapping[str, Any]) -> Observations:
         """Invert `to_json`."""
         lines = [Line(*row) for row in document["lines"]]
-        rows = {name: tuple(_row(kind, values, lines) for values in document[name]) for name, kind in _ROWS.items()}
-        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), **rows)
+        rows = {name: _rows(kind, document[name], lines) for name, kind in _ROWS.items()}
+        calls = ObservedCalls.from_json(document["calls"])
+        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), calls=calls, **rows)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the file that a captured rank leaves for the launcher."""
@@ -264,7 +249,6 @@ _ROWS: dict[str, Any] = {
     "scales": GradientScale,
     "host_copies": HostCopy,
     "draws": Draw,
-    "calls": CallIdentity,
     "races": Race,
 }
 
@@ -273,13 +257,20 @@ def _plain(value: Any, lines: dict[Line, int]) -> Any:
     return lines.setdefault(value, len(lines)) if isinstance(value, Line) else value
 
 
-def _row(kind: Any, values: list[Any], lines: list[Line]) -> Any:
-    return kind(**{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), values, strict=True)})
+def _rows(kind: Any, rows: list[list[Any]], lines: list[Line]) -> tuple[Any, ...]:
+    names = [item.name for item in fields(kind)]
+    columns = [
+        [_rich(item.type, value, lines) for value in column]
+        for item, column in zip(fields(kind), zip(*rows, strict=True), strict=False)
+    ]
+    return tuple(kind(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
 
 
 def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
     """Return the value of a field as its class has it; `annotation` is the text of the field's type."""
     match annotation:
+        case "int" | "str" | "bool" | "float":
+            return value
         case "Line":
             return lines[value]
         case "EventKind":

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.trace import (
-    CallIdentity,
     Draw,
     EventKind,
     Group,
@@ -18,6 +17,7 @@ from sandtable.trace import (
     Kind,
     Line,
     Observations,
+    ObservedCalls,
     Phase,
     Race,
     RaceKind,
@@ -29,6 +29,14 @@ from sandtable.vgpu.observing.training import follow_training
 __all__ = ["Observer", "observe"]
 
 _MOST_CALLS = 20_000
+_CALL_COLUMNS = {
+    "op": "op",
+    "reduce": "reduce",
+    "group": "group",
+    "number": "seq",
+    "num_bytes": "bytes_in",
+    "place": "line",
+}
 _RACE_KINDS = tuple(RaceKind)
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -85,7 +93,7 @@ class Observer:
                 Draw(identity=identity, num_elements=size, place=Line(*place), row=row)
                 for identity, size, place, row in core.draws()
             ),
-            calls=tuple(_calls(core, records, calls, tables, groups)),
+            calls=_calls(core, records, calls, tables, groups),
             races=tuple(_race(*race) for race in core.races()),
         )
 
@@ -99,30 +107,24 @@ def observe(core: ModuleType, groups: Sequence[Group]) -> Observer:
 
 def _calls(
     core: ModuleType, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
-) -> list[CallIdentity]:
+) -> ObservedCalls:
     """Return the collectives of this rank on the card, as far as their identities are known."""
-    identities = np.frombuffer(core.call_identities(), dtype=np.uint64)
-    lines = [Line(*line) for line in core.lines()]
     rows = np.flatnonzero(records["kind"] == Kind.COLLECTIVE)[:_MOST_CALLS]
-    found = []
-    for row in rows.tolist():
-        call = int(records["ref"][row])
-        identity = int(identities[call]) if call < len(identities) else 0
-        group = int(calls["group"][call])
-        found.append(
-            CallIdentity(
-                op=tables["ops"][int(calls["op"][call])],
-                reduce=tables["reduces"][int(calls["reduce"][call])],
-                group=groups[group].ranks if group < len(groups) else (),
-                number=int(calls["seq"][call]),
-                identity=identity,
-                num_bytes=int(calls["bytes_in"][call]),
-                phase=Phase(int(records["phase"][row])).name.lower(),
-                place=lines[int(calls["line"][call])],
-                row=row,
-            )
-        )
-    return found
+    refs = records["ref"][rows]
+    columns = {name: calls[column][refs] for name, column in _CALL_COLUMNS.items()}
+    identities = np.frombuffer(core.call_identities(), dtype=np.uint64)
+    columns |= {"identity": identities[refs], "phase": records["phase"][rows], "row": rows}
+    columns["group"] = np.minimum(columns["group"], len(groups))  # the last stands for those that are not known
+    return ObservedCalls(
+        columns,
+        {
+            "op": tables["ops"],
+            "reduce": tables["reduces"],
+            "group": [*(group.ranks for group in groups), ()],
+            "phase": [phase.name.lower() for phase in Phase],
+            "place": [Line(*line) for line in core.lines()],
+        },
+    )
 
 
 def _race(
