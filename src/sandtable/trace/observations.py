@@ -20,6 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from sandtable.trace.records import Line
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 
 __all__ = [
     "CallIdentity",
@@ -191,6 +200,13 @@ class Observations:
     draws: tuple[Draw, ...] = ()
     calls: tuple[CallIdentity, ...] = ()
     races: tuple[Race, ...] = ()
+    device_uses: tuple[DeviceUse, ...] = ()
+    memory_marks: tuple[MemoryMark, ...] = ()
+    holders: tuple[TensorHolder, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
+    cache_flushes: tuple[CacheFlush, ...] = ()
+    checkpoint_reads: tuple[CheckpointRead, ...] = ()
+    input_waits: tuple[InputWait, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -241,6 +257,13 @@ _ROWS: dict[str, Any] = {
     "draws": Draw,
     "calls": CallIdentity,
     "races": Race,
+    "device_uses": DeviceUse,
+    "memory_marks": MemoryMark,
+    "holders": TensorHolder,
+    "host_reads": HostRead,
+    "cache_flushes": CacheFlush,
+    "checkpoint_reads": CheckpointRead,
+    "input_waits": InputWait,
 }
 
 
@@ -257,4 +280,4 @@ def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
             return EventKind(value)
         case "RaceKind":
             return RaceKind(value)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_rich("", item, lines) for item in value) if isinstance(value, list) else value

@@ -24,6 +24,7 @@ from sandtable.trace import (
 )
 from sandtable.vgpu.observing.events import EventLog
 from sandtable.vgpu.observing.parameters import ParameterWatcher
+from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
 
 __all__ = ["Observer", "observe"]
@@ -41,12 +42,14 @@ class Observer:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log)
+        self._resources = ResourceWatcher(self.log)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
         self._core.follow_identities(True)
         self._core.follow_races(True)
         self._parameters.install()
+        self._resources.install()
         follow_training(self.log, self._parameters.index_of)
 
     def begin_backward(self) -> None:
@@ -58,8 +61,9 @@ class Observer:
         self.log.note(EventKind.BACKWARD_END)
 
     def end_step(self) -> None:
-        """Look at all parameters after an update."""
+        """Look at all parameters after an update, and at what is held."""
         self._parameters.take_parameters()
+        self._resources.end_step()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
@@ -82,6 +86,13 @@ class Observer:
             ),
             calls=tuple(_calls(core, records, calls, tables, groups)),
             races=tuple(_race(*race) for race in core.races()),
+            device_uses=device_uses(core),
+            memory_marks=tuple(self._resources.marks),
+            holders=tuple(self._resources.retention.holders.values()),
+            host_reads=host_reads(core),
+            cache_flushes=tuple(self._resources.flushes),
+            checkpoint_reads=tuple(self._resources.reads),
+            input_waits=tuple(self._resources.waits),
         )
 
 
