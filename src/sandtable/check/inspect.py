@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from sandtable.check.accumulation import missing_no_sync
+from sandtable.check.balance import slow_link, slow_stage
+from sandtable.check.cache import empty_cache_in_loop, fragmentation
+from sandtable.check.cards import all_ranks_on_one_device, checkpoint_on_one_card, memory_on_another_card
+from sandtable.check.growth import memory_grows
+from sandtable.check.host_memory import host_copies
+from sandtable.check.host_reads import host_read_in_loop
 from sandtable.check.incomplete import not_captured, unsure_classes
+from sandtable.check.input import input_bound
+from sandtable.check.overlap import tiny_collectives, unoverlapped_buckets
+from sandtable.check.recomputation import needless_recompute
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
+from sandtable.check.unused import needless_find_unused_parameters
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import Trace
@@ -15,11 +26,27 @@ __all__ = ["RULES", "Rule", "inspect"]
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
+    "all-ranks-on-one-device": all_ranks_on_one_device,
+    "checkpoint-on-one-card": checkpoint_on_one_card,
+    "empty-cache-in-loop": empty_cache_in_loop,
     "fewer-steps": fewer_steps,
+    "fragmentation": fragmentation,
+    "host-copies": host_copies,
+    "host-read-in-loop": host_read_in_loop,
+    "input-bound": input_bound,
+    "memory-grows": memory_grows,
+    "memory-on-another-card": memory_on_another_card,
+    "missing-no-sync": missing_no_sync,
+    "needless-find-unused-parameters": needless_find_unused_parameters,
+    "needless-recompute": needless_recompute,
     "no-gpu-work": no_gpu_work,
     "no-steps": no_steps,
     "ranks-not-captured": not_captured,
+    "slow-link": slow_link,
+    "slow-stage": slow_stage,
+    "tiny-collectives": tiny_collectives,
     "unequal-steps": unequal_steps,
+    "unoverlapped-buckets": unoverlapped_buckets,
     "unsure-classes": unsure_classes,
 }
 

@@ -73,6 +73,8 @@ class EventKind(StrEnum):
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
+    UNUSED_PARAMETERS = "unused parameters"
+    """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,8 @@ class CheckpointRead:
     file_bytes: int
     bytes_on_device: tuple[tuple[int, int], ...]
     """(Card, bytes) of what the file's tensors took of cards; the rest is in host memory."""
+    is_mapped: bool
+    """Whether the ranks of a node share its pages (`mmap=True`)."""
     place: Line
 
 

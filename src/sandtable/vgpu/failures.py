@@ -86,7 +86,7 @@ def failure(error: BaseException) -> RankFailed:
         rule=OUT_OF_MEMORY if _is_out_of_memory(error) else rule,
         exit_code=exit_code(error),
         traceback=_clean_traceback(error),
-        text=f"raised {words}" + (f": {known.because}" if known is not None and known.because else ""),
+        text=f"raised {words}" + (f" ({known.because})" if known is not None and known.because else ""),
         file=file,
         line=line,
         remedy=known.remedy if known is not None else missing_module_remedy(error) or description_remedy(str(error)),

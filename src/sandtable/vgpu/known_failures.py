@@ -102,7 +102,7 @@ def worker_failure(error: BaseException) -> tuple[str, list[tuple[str, int]]] | 
     lines = str(error).strip().splitlines()
     last = next((line for line in reversed(lines) if line.startswith(match[1])), match[1])
     frames = [(file, int(line)) for file, line in _WORKER_FRAME.findall(str(error))]
-    return f"{last} in DataLoader worker {match[2]}", frames
+    return f"{last} [DataLoader worker {match[2]}]", frames
 
 
 def _failed_division(frames: TracebackType | None, world_size: int) -> KnownFailure | None:
@@ -148,23 +148,26 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> int | None:
     match node:
         case ast.Constant(value=int(number)):
             return number
-        case ast.Name(id=name):
-            return names[name] if isinstance(names.get(name), int) else None
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            value = getattr(names.get(name), "__dict__", {}).get(attribute)
-            return value if isinstance(value, int) else None
-        case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
-            holder = names.get(name)
-            value = holder.get(key) if isinstance(holder, dict) else None
-            return value if isinstance(value, int) else None
-        case (
-            ast.Call(func=ast.Attribute(attr="get_world_size"), args=[])
-            | ast.Call(func=ast.Name(id="get_world_size"), args=[])
-        ):
-            return _world_size()
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             values = _value(left, names), _value(right, names)
             return None if values[0] is None or values[1] is None else values[0] * values[1]
+        case ast.Call(func=ast.Attribute(attr="get_world_size") | ast.Name(id="get_world_size"), args=[]):
+            return _world_size()
+    named = _named(node, names)
+    return named if isinstance(named, int) else None
+
+
+def _named(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return what a name, an attribute or an item of a dictionary holds; None where that would run code."""
+    match node:
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.Attribute(value=holder, attr=attribute):
+            held = _named(holder, names)
+            return getattr(held, "__dict__", {}).get(attribute) if held is not None else None
+        case ast.Subscript(value=holder, slice=ast.Constant(value=key)):
+            held = _named(holder, names)
+            return held.get(key) if isinstance(held, dict) else None
     return None
 
 

@@ -588,7 +588,7 @@ VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   Issued issued;
   issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
   issued.device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
-  if (first.defined() && first.is_cuda()) {
+  if (first.defined() && first.is_cuda() && options_->backend == "nccl") {
     std::lock_guard<std::mutex> lock(table_mutex);
     line_of_device.emplace(issued.device, current_place().line);
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import zlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -70,7 +71,8 @@ class ResourceWatcher:
             CheckpointRead(
                 path=str(path) if is_file else "",
                 file_bytes=os.path.getsize(path) if is_file else 0,
-                bytes_on_device=tuple((card, size) for card, size in sorted(taken.items()) if size > 0),
+                bytes_on_device=tuple((_card_of_node(card), size) for card, size in sorted(taken.items()) if size > 0),
+                is_mapped=bool(options.get("mmap")),
                 place=self._log.place(),
             )
         )
@@ -96,12 +98,13 @@ class ResourceWatcher:
 def device_uses(core: ModuleType) -> tuple[DeviceUse, ...]:
     """Return the lines that took most of each card, and where each first took part in a collective."""
     uses = [
-        DeviceUse(device=device, is_call=True, num_bytes=0, place=Line(*place)) for device, place in core.call_devices()
+        DeviceUse(device=_card_of_node(device), is_call=True, num_bytes=0, place=Line(*place))
+        for device, place in core.call_devices()
     ]
     for device in range(core.num_cards()):
         lines = sorted(core.memory_uses(device), key=lambda use: (-use[1], use[0]))
         uses += [
-            DeviceUse(device=device, is_call=False, num_bytes=num_bytes, place=Line(*place))
+            DeviceUse(device=_card_of_node(device), is_call=False, num_bytes=num_bytes, place=Line(*place))
             for place, num_bytes, _ in lines[:8]
         ]
     return tuple(uses)
@@ -113,6 +116,14 @@ def host_reads(core: ModuleType) -> tuple[HostRead, ...]:
         HostRead(kind=kind, count=count, library=library, place=Line(*place))
         for kind, place, library, count in core.host_reads()
     )
+
+
+def _card_of_node(device: int) -> int:
+    """Return the number that a card has on its node, of one that this process may see under another number."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if device >= len(names):
+        return device
+    return int(names[device]) if names[device].isdigit() else zlib.crc32(names[device].encode())
 
 
 def _bytes_on_cards(core: ModuleType) -> dict[int, int]:
