@@ -16,7 +16,7 @@ from sandtable.units import format_bytes
 __all__ = ["empty_cache_in_loop", "fragmentation"]
 
 _SEGMENT_NS = 500_000
-"""To give a segment back and to request it again: cudaFree waits for the card, cudaMalloc maps memory. An assumption."""
+"""To give a segment back and request it again: cudaFree waits for the card, cudaMalloc maps memory. An assumption."""
 
 _WASTED_SHARE = 0.2
 _WASTED_BYTES = 1 << 30
@@ -75,7 +75,7 @@ def fragmentation(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             f"{format_bytes(memory.reserved_bytes)} reserved at most {format_bytes(memory.allocated_bytes)} are in use",
             ranks=row.ranks,
             evidence=tuple(_requests(view)),
-            remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True, or make the sizes of batches few (pad to multiples)",
+            remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True, or pad batches to a few sizes",
         )
 
 

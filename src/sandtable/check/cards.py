@@ -80,8 +80,8 @@ def checkpoint_on_one_card(trace: Trace, timeline: Timeline | None) -> Iterator[
     yield Finding(
         rule="checkpoint-on-one-card",
         severity=Severity.ERROR if total > capacity > 0 else Severity.WARNING,
-        message=f"each rank must read weights onto its own card or into host memory, but {len(ranks)} ranks read theirs "
-        f"onto another rank's, where they and their contexts take {format_bytes(total)}",
+        message=f"each rank must read weights onto its own card or into host memory, but {len(ranks)} ranks read "
+        f"theirs onto another rank's, where they and their contexts take {format_bytes(total)}",
         ranks=ranks,
         evidence=tuple(evidence.values()),
         remedy='torch.load(path, map_location="cpu"), or map_location=torch.device("cuda", local_rank)',

@@ -16,7 +16,7 @@ from sandtable.trace import Kind, Line, RankClass, RankView, SyncKind, Trace
 __all__ = ["host_read_in_loop"]
 
 _KINDS = (SyncKind.ITEM, SyncKind.COPY, SyncKind.SHAPE, SyncKind.DEVICE)
-_WORTH_A_WORD = 0.02
+_WORTH_A_WORD = 0.001
 _TO_HOST = "copy::device_to_host"
 
 _FOR_THE_SCRIPT = ("torch/_tensor.py", "torch/_tensor_str.py", "torch/cuda/__init__.py")

@@ -11,7 +11,7 @@ import numpy as np
 from sandtable.check.cost import cost_text, severity_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding
-from sandtable.trace import Collective, Kind, Line, Phase, RankView, Trace
+from sandtable.trace import Collective, EventKind, Kind, Line, Phase, RankView, Trace
 from sandtable.units import format_bytes
 
 __all__ = ["tiny_collectives", "unoverlapped_buckets"]
@@ -50,7 +50,7 @@ def unoverlapped_buckets(trace: Trace, timeline: Timeline | None) -> Iterator[Fi
     for row in trace.classes[:1]:
         view = trace.rank(row.representative)
         part = timeline.breakdown(row.representative)
-        reductions = _reductions(view, timeline.step_number)
+        reductions = _reductions(view, timeline)
         if reductions.num_bytes < _LEAST_BYTES or reductions.late_bytes < _LATE * reductions.num_bytes:
             continue
         exposed = max(part.communication.values(), default=0)
@@ -65,9 +65,9 @@ def unoverlapped_buckets(trace: Trace, timeline: Timeline | None) -> Iterator[Fi
             f"{format_bytes(reductions.late_bytes)} of {format_bytes(reductions.num_bytes)} are reduced at its end; "
             f"overlap would save up to {cost_text(timeline, saved)}",
             ranks=row.ranks,
-            evidence=tuple(_evidence(row.ranks, counts, reductions)),
-            remedy="let DistributedDataParallel reduce, in buckets of its usual size (bucket_cap_mb=25); with FSDP, shard "
-            "each layer by itself before the whole model",
+            evidence=(*_evidence(row.ranks, counts, reductions), *_wrappings(trace, row.representative)),
+            remedy="let DistributedDataParallel reduce, in buckets of its usual size (bucket_cap_mb=25); with FSDP, "
+            "shard each layer by itself before the whole model",
         )
 
 
@@ -105,22 +105,30 @@ def tiny_collectives(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
             )
 
 
-def _reductions(view: RankView, step: int) -> _Reductions:
-    """Return the reductions of gradients in a step: those that begin in its last backward pass or follow it."""
-    span = view.step_slice(step)
+def _reductions(view: RankView, timeline: Timeline) -> _Reductions:
+    """Return the reductions of gradients in a step: those that begin in its backward passes or follow them."""
+    span = view.step_slice(timeline.step_number)
     records = view.records
-    rows = np.flatnonzero((records.kind[span] == Kind.OPERATOR) & (records.phase[span] == Phase.BACKWARD)) + (
-        span.start or 0
-    )
+    rows = np.flatnonzero((records.kind[span] == Kind.OPERATOR) & (records.phase[span] == Phase.BACKWARD))
+    rows += span.start or 0
     if not len(rows):
         return _Reductions(calls=(), late=())
-    begin, late = int(rows[0]), int(rows[int(_LATE * (len(rows) - 1))])
+    # Work counts, not operators: DDP copies gradients into and out of buckets.
+    work = np.cumsum(timeline.tables[timeline.actor_of(view.rank).index].costs.work_ns[records.ref[rows]])
+    begin, late = int(rows[0]), int(rows[np.searchsorted(work, _LATE * work[-1])])
     calls = tuple(
         call
         for call in view.collectives(span)
         if call.op in _REDUCING and call.index > begin and len(call.group.ranks) > 1
     )
     return _Reductions(calls=calls, late=tuple(call for call in calls if call.index >= late))
+
+
+def _wrappings(trace: Trace, rank: int) -> Iterator[Evidence]:
+    """Yield where DDP was told how large its buckets are."""
+    seen = trace.observations.get(rank)
+    for event in seen.of_kind(EventKind.WRAPPED) if seen is not None else ():
+        yield Evidence(ranks=(rank,), text="wraps the model", file=event.place.file, line=event.place.line)
 
 
 def _evidence(ranks: tuple[int, ...], counts: Counter[Line], reductions: _Reductions) -> Iterator[Evidence]:

@@ -11,6 +11,7 @@ from sandtable.check.cost import cost_text
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import Kind, Phase, RankView, Trace
+from sandtable.trace.kinds import LaunchKind
 from sandtable.units import format_bytes
 
 __all__ = ["needless_recompute"]
@@ -65,13 +66,12 @@ def _recomputed_bytes(view: RankView, step: int) -> int:
 
 
 def _evidence(view: RankView, step: int) -> Iterator[Evidence]:
+    """Yield the lines that run checkpointed layers, and those that compute them again."""
     records, span = view.records, view.step_slice(step)
-    again = (records.kind[span] == Kind.OPERATOR) & (records.phase[span] == Phase.RECOMPUTE)
-    for line, count in Counter(records.line[span][again].tolist()).most_common(3):
-        place = view.line(line)
-        yield Evidence(
-            ranks=view.rank_class.ranks,
-            text=f"compute {count} operators again per step",
-            file=place.file,
-            line=place.line,
-        )
+    is_operator, phase = records.kind[span] == Kind.OPERATOR, records.phase[span]
+    first = is_operator & (phase == Phase.FORWARD) & (records.value[span] == LaunchKind.HOOKED)
+    again = is_operator & (phase == Phase.RECOMPUTE)
+    for chosen, text in ((first, "run {} operators whose results are dropped"), (again, "run {} operators again")):
+        for line, count in Counter(records.line[span][chosen].tolist()).most_common(3):
+            place = view.line(line)
+            yield Evidence(ranks=view.rank_class.ranks, text=text.format(count), file=place.file, line=place.line)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import linecache
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterator, Mapping
+from types import FrameType, ModuleType
 from typing import Any
 
 from sandtable.trace import Line, TensorHolder
@@ -25,6 +26,9 @@ _LAST_STEP = 4
 
 _MOST_ITEMS = 10_000
 _MOST_NODES = 256
+_MOST_PARTS = 64
+_DEPTH = 5
+_NOT_OF_SCRIPTS = frozenset({"torch", "builtins", "numpy", "collections", "sandtable"})
 _ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault"})
 
 
@@ -35,6 +39,7 @@ class RetentionWatcher:
         self.holders: dict[str, TensorHolder] = {}
         self._ends: list[int] = []
         self._counts: list[dict[int, int]] = []
+        self._names: dict[int, tuple[Any, str]] = {}
 
     def look(self, step: int) -> None:
         """Look at all containers and graphs after an update."""
@@ -42,7 +47,9 @@ class RetentionWatcher:
             return
         containers: dict[int, tuple[Any, int]] = {}
         tensors = []
-        for thing in gc.get_objects():
+        self._names = _names_in_script()
+        # What the script made before its imports ended is not among the collector's objects.
+        for thing in itertools.chain(gc.get_objects(), [thing for thing, _ in self._names.values()]):
             kind = type(thing)
             if kind is list or kind is deque or kind is dict:
                 count = _num_tensors(thing)
@@ -81,9 +88,10 @@ class RetentionWatcher:
         return len(past) >= 2
 
     def _add(self, thing: Any, kind: str, count: int) -> None:
-        name, frames = _name_of(thing)
+        name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
         if name:
-            place = next((place for frame in frames if (place := _place_of(name, frame))), None)
+            files = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
+            place = next((place for file, names in files.items() if (place := _place_of(name, file, names))), None)
             self.holders[name] = TensorHolder(
                 name=name,
                 kind=kind,
@@ -137,28 +145,56 @@ def _script_frames() -> list[FrameType]:
     return frames
 
 
-def _name_of(thing: Any) -> tuple[str, Sequence[FrameType]]:
-    """Return what the script calls this object, and the frames of the script, innermost first; "" if it has no name."""
-    frames = _script_frames()
-    for frame in frames:
-        for names in (frame.f_locals, frame.f_globals):
-            for name, value in list(names.items()):
-                if value is thing:
-                    return name, frames
+def _names_in_script() -> dict[int, tuple[Any, str]]:
+    """Return the containers and tensors that the script's variables lead to, with the names of these, by id."""
+    scopes: list[Mapping[str, Any]] = []
+    for frame in _script_frames():
+        scopes += [frame.f_locals, frame.f_globals]
+    found: dict[int, tuple[Any, str]] = {}
+    seen: set[int] = set()
+    level = [(value, name) for scope in scopes for name, value in list(scope.items())]
+    for _ in range(_DEPTH):
+        level = [(value, name) for value, name in level if id(value) not in seen and not isinstance(value, ModuleType)]
+        seen.update(id(value) for value, _ in level)
+        following: list[tuple[Any, str]] = []
+        for value, name in level[:_MOST_ITEMS]:
+            if _is_container(value) or _is_tensor(type(value)):
+                found[id(value)] = value, name
+            following += _parts_of(value, name)
+        level = following
+    return found
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in (list, dict, deque)
+
+
+def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
+    """Return what is inside a container, which has its name, or an object, whose attributes have their own."""
+    if type(value) is dict:
+        return [(part, name) for part in list(value.values())[:_MOST_PARTS]]
+    if type(value) in (list, tuple, deque):
+        return [(part, name) for part in list(value)[:_MOST_PARTS]]
+    own = getattr(value, "__dict__", None)
+    is_own = type(value).__module__.partition(".")[0] not in _NOT_OF_SCRIPTS
+    return [(part, key) for key, part in list(own.items())] if is_own and type(own) is dict else []
+
+
+def _name_by_holder(thing: Any) -> str:
+    """Return the name under which another object holds this one; "" if none does."""
     for holder in gc.get_referrers(thing):
         # The attributes of an object may be in no dictionary.
         names = holder if type(holder) is dict else getattr(holder, "__dict__", None)
         for name, value in list(names.items()) if isinstance(names, dict) else ():
             if value is thing and isinstance(name, str):
-                return name, frames
-    return "", frames
+                return name
+    return ""
 
 
-def _place_of(name: str, frame: FrameType) -> Line | None:
-    """Return the line of this frame's file that adds to the variable or attribute of this name."""
-    file = frame.f_code.co_filename
+def _place_of(name: str, file: str, names: dict[str, Any]) -> Line | None:
+    """Return the line of this file that adds to the variable or attribute of this name."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
+        tree = ast.parse("".join(linecache.getlines(file, names)))
     except (SyntaxError, ValueError):
         return None
     for node in ast.walk(tree):

@@ -18,7 +18,7 @@ ddp = DDP(encoder, device_ids=[local])
 optimizer = torch.optim.RMSprop(ddp.parameters())
 torch.manual_seed(1000 + dist.get_rank())
 
-for update in range(config["updates"]):
+for _ in range(config["updates"]):
     for micro in range(config["accumulate"]):
         ddp.require_backward_grad_sync = micro == config["accumulate"] - 1
         output, _ = ddp(torch.randn(8, 16, width, device=local))

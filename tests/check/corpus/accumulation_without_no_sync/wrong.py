@@ -21,7 +21,7 @@ ddp = DDP(encoder, device_ids=[local])
 optimizer = torch.optim.RMSprop(ddp.parameters())
 torch.manual_seed(1000 + dist.get_rank())
 
-for update in range(config["updates"]):
+for _ in range(config["updates"]):
     for micro in range(config["accumulate"]):
         output, _ = ddp(torch.randn(8, 16, width, device=local))  # <-- here
         loss = output.abs().mean() / config["accumulate"]

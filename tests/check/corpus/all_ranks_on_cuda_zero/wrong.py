@@ -22,7 +22,7 @@ def main():
     model = nn.parallel.DistributedDataParallel(model)  # <-- here
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    for step in range(6):
+    for _ in range(6):
         inputs, targets = make_batch(generator)
         loss = nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()

@@ -23,7 +23,7 @@ def run(args):
     model = nn.parallel.DistributedDataParallel(nn.Sequential(embed, head))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     torch.manual_seed(dist.get_rank())
-    for step in range(args.steps):
+    for _ in range(args.steps):
         tokens = torch.randint(0, 8192, (4, 513), device="cuda")
         logits = model(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

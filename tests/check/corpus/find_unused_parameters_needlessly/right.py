@@ -28,7 +28,7 @@ torch.manual_seed(0)
 model = wrap(Classifier(), device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 torch.manual_seed(dist.get_rank())
-for step in range(6):
+for _ in range(6):
     labels = torch.randint(0, 5, (32,), device=device)
     loss = nn.functional.cross_entropy(model(torch.randn(32, 64, device=device)), labels)
     optimizer.zero_grad()

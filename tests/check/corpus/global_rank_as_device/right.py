@@ -19,7 +19,7 @@ torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(32, 32).cuda())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.manual_seed(rank)
-for step in range(4):
+for _ in range(4):
     optimizer.zero_grad()
     model(torch.randn(4, 32).cuda()).sum().backward()
     optimizer.step()

@@ -22,7 +22,7 @@ net[1].register_forward_hook(remember)
 ddp = torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])
 opt = torch.optim.Adam(ddp.parameters())
 torch.manual_seed(dist.get_rank())
-for step in range(8):
+for _ in range(8):
     x = torch.randn(1024, 512, device="cuda")
     ddp(x).square().mean().backward()
     opt.step()

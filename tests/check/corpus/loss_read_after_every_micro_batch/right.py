@@ -22,7 +22,7 @@ class Recipe:
         torch.manual_seed(dist.get_rank())
 
     def micro_step(self):
-        batch = torch.randn(2048, 1024, device="cuda")
+        batch = torch.randn(64, 1024, device="cuda")
         loss = self.model(batch).pow(2).mean() / self.micro_batches
         loss.backward()
         return loss.detach()

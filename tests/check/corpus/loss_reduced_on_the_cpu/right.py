@@ -14,7 +14,7 @@ def average(number):
 
 
 def train(model, optimizer, steps=5):
-    for step in range(steps):
+    for _ in range(steps):
         loss = model(torch.randn(8, 32).cuda()).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -26,7 +26,7 @@ def main():
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     torch.manual_seed(dist.get_rank())
-    for step in range(5):
+    for _ in range(5):
         sequences = torch.randn(16, 256, 512, device="cuda")
         optimizer.zero_grad()
         model(sequences).mean().backward()

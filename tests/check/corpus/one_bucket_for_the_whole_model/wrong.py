@@ -21,7 +21,7 @@ model = DistributedDataParallel(net, device_ids=[local_rank], bucket_cap_mb=4096
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 torch.manual_seed(dist.get_rank())
-for step in range(5):
+for _ in range(5):
     inputs = torch.randn(2048, 2048, device="cuda")
     loss = model(inputs).square().mean()  # <-- here
     optimizer.zero_grad()

@@ -14,7 +14,7 @@ def build(num_layers=72, width=9216):
 
 
 def train(model, optimizer):
-    for step in range(4):
+    for _ in range(4):
         batch = torch.randn(64, 9216, device="cuda")
         optimizer.zero_grad()
         model(batch).square().mean().backward()

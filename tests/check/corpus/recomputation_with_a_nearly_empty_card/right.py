@@ -28,7 +28,7 @@ with torch.device("cuda"):
 model = nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 torch.manual_seed(dist.get_rank())
-for step in range(4):
+for _ in range(4):
     loss = model(torch.randn(8, 512, 1024, device="cuda")).square().mean()
     optimizer.zero_grad()
     loss.backward()

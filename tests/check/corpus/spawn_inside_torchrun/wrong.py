@@ -20,7 +20,7 @@ def train(local_rank):
     model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16).cuda(), device_ids=[local_rank])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
-    for step in range(5):
+    for _ in range(5):
         optimizer.zero_grad()
         model(torch.randn(4, 16).cuda()).sum().backward()
         optimizer.step()

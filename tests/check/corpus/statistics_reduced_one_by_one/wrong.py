@@ -31,7 +31,7 @@ model = nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 statistics = Statistics([name for name, _ in net.named_parameters()])
 torch.manual_seed(dist.get_rank())
-for step in range(5):
+for _ in range(5):
     loss = model(torch.randn(64, 256, device="cuda")).mean()
     optimizer.zero_grad()
     loss.backward()

@@ -47,8 +47,8 @@ class Copy(torch.autograd.Function):
 class Block(nn.Module):
     def __init__(self, width=4096):
         super().__init__()
-        self.up = nn.Linear(width, 2 * width, bias=False, device="cuda")
-        self.down = nn.Linear(2 * width, width, bias=False, device="cuda")
+        self.up = nn.Linear(width, 2 * width, bias=False, device="cuda", dtype=torch.bfloat16)
+        self.down = nn.Linear(2 * width, width, bias=False, device="cuda", dtype=torch.bfloat16)
 
     def forward(self, hidden):
         return Reduce.apply(self.down(self.up(Copy.apply(hidden)).relu()))
@@ -58,8 +58,8 @@ torch.manual_seed(mesh.get_local_rank("tp"))
 model = nn.parallel.DistributedDataParallel(nn.Sequential(*(Block() for _ in range(4))), process_group=dp)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 torch.manual_seed(10 + mesh.get_local_rank("dp"))
-for step in range(4):
-    loss = model(torch.randn(32768, 4096, device="cuda")).square().mean()
+for _ in range(4):
+    loss = model(torch.randn(32768, 4096, device="cuda", dtype=torch.bfloat16)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -30,7 +30,7 @@ torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.manual_seed(dist.get_rank())
-for step in range(5):
+for _ in range(5):
     optimizer.zero_grad()
     (model(torch.randn(4, 8).cuda()).sum() / dp).backward()
     optimizer.step()

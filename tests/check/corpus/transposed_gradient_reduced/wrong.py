@@ -15,7 +15,7 @@ torch.manual_seed(0)
 encode = nn.Linear(64, 16, bias=False).cuda()
 optimizer = torch.optim.SGD(encode.parameters(), lr=0.1)
 torch.manual_seed(1 + dist.get_rank())
-for step in range(5):
+for _ in range(5):
     inputs = torch.randn(8, 64).cuda()
     decoded = encode(inputs) @ encode.weight
     loss = nn.functional.mse_loss(decoded, inputs)

@@ -30,12 +30,15 @@ def forward_backward(stage, layers):
             dist.recv(gradient, src=1)
             output.backward(gradient)
         return
+    gradients = []
     for _ in range(MICRO_BATCHES):
         hidden = torch.empty(4096, WIDTH, device="cuda")
         dist.recv(hidden, src=0)
         hidden.requires_grad_()
         layers(hidden).square().mean().backward()  # <-- here
-        dist.send(hidden.grad, dst=0)
+        gradients.append(hidden.grad)
+    for gradient in gradients:
+        dist.send(gradient, dst=0)
 
 
 dist.init_process_group("nccl")
@@ -43,7 +46,7 @@ rank = dist.get_rank()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 stage_layers = build(rank)
 optimizer = torch.optim.SGD(stage_layers.parameters(), lr=1e-3)
-for step in range(4):
+for _ in range(4):
     optimizer.zero_grad()
     forward_backward(rank, stage_layers)
     optimizer.step()

@@ -22,7 +22,7 @@ torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(128, 128).cuda(), device_ids=[local_rank])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.manual_seed(dist.get_rank())
-for step in range(5):
+for _ in range(5):
     loss = model(torch.randn(16, 128).cuda()).mean()
     optimizer.zero_grad()
     loss.backward()
