@@ -94,7 +94,7 @@ def memory_on_another_card(trace: Trace, timeline: Timeline | None) -> Iterator[
     for seen in trace.observations.values():
         loads = {read.place for read in seen.checkpoint_reads}
         own = _own_card(seen)
-        others = {use.device for use in trace.observations.values() for use in use.device_uses if use.is_call}
+        others = {use.device for other in trace.observations.values() for use in other.device_uses if use.is_call}
         found += [
             (seen.rank, use)
             for use in seen.device_uses

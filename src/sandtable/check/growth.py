@@ -28,8 +28,8 @@ def memory_grows(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         holders = tuple(holder for holder in seen.holders if holder.has_graph or is_large)
         if holders or (is_large and _is_steady(seen)):
             found[holders].append(seen)
-    for holders, seen in found.items():
-        yield _finding(trace, holders, seen)
+    for kept, observations in found.items():
+        yield _finding(trace, kept, observations)
 
 
 def _finding(trace: Trace, holders: tuple[TensorHolder, ...], observations: list[Observations]) -> Finding:

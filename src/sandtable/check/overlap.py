@@ -92,16 +92,16 @@ def tiny_collectives(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
             yield Finding(
                 rule="tiny-collectives",
                 severity=severity_of(timeline, saved),
-                message=f"a collective takes some time however little it moves, but each step makes {len(same)} calls of "
-                f"{op} with {format_bytes(int(np.median(sizes)))} each, which take {cost_text(timeline, saved)}",
+                message=f"a collective takes some time however little it moves, but each step makes {len(same)} calls "
+                f"of {op} with {format_bytes(int(np.median(sizes)))} each, which take {cost_text(timeline, saved)}",
                 ranks=row.ranks,
                 evidence=(
                     Evidence(
                         ranks=row.ranks, text=f"call {op} {len(same)} times per step", file=place.file, line=place.line
                     ),
                 ),
-                remedy="put the tensors into one buffer first (torch._utils._flatten_dense_tensors), or issue them in one "
-                "batch (dist._coalescing_manager); for gradients, use DistributedDataParallel",
+                remedy="put the tensors into one buffer first (torch._utils._flatten_dense_tensors), or issue them in "
+                "one batch (dist._coalescing_manager); for gradients, use DistributedDataParallel",
             )
 
 

@@ -29,8 +29,8 @@ def needless_find_unused_parameters(trace: Trace, timeline: Timeline | None) -> 
             yield Finding(
                 rule="needless-find-unused-parameters",
                 severity=Severity.NOTE,
-                message="find_unused_parameters=True makes DDP walk the whole graph and reduce a map of what was used in "
-                f"every step, but all parameters were used in all {trace.num_steps} steps on all ranks",
+                message="find_unused_parameters=True makes DDP walk the whole graph and reduce a map of what was used "
+                f"in every step, but all parameters were used in all {trace.num_steps} steps on all ranks",
                 ranks=ranks,
                 evidence=(Evidence(ranks=ranks, text="wrap the model", file=key[0], line=key[1]),),
                 remedy="remove find_unused_parameters=True, unless later batches skip a part of the model",

@@ -51,7 +51,7 @@ class TensorHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRead:
-    """How often the host waited for the card at a line; `library` is the file of the library that did so, if one did."""
+    """How often the host waited for the card at a line; `library` is the file of the library that did, if any."""
 
     kind: int
     """A `SyncKind`."""

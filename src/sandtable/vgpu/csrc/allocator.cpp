@@ -346,7 +346,9 @@ void VirtualAllocator::free(Block* block) {
   block->shadow = Shadow();
   block->facts.reset();
   block->is_parameter = false;
-  block->identity = 0;
+  block->identity = {};
+  block->scale = {};
+  block->contents.clear();
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

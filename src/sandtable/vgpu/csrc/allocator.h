@@ -19,7 +19,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "digest.h"
 #include "facts.h"
+#include "gradient_scale.h"
 #include "races.h"
 
 namespace sandtable {
@@ -52,7 +54,9 @@ struct Block {
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
-  uint64_t identity = 0; // of what it holds (identity.h)
+  Identity identity; // of what it holds
+  GradientScale scale;
+  Contents contents; // parts that were written on their own, if any
   std::vector<Access> accesses; // the last of each kind, stream and part (races.h)
   std::unique_ptr<Facts> facts; // of all elements of the storage; null: no more than is presumed
 };

@@ -162,8 +162,9 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
     return;
   Identity identity = identity_of(from);
   if (!from.is_cuda())
-    note_host_copy(from, identity);
-  write_identity(to, mix(identity, static_cast<Identity>(to.scalar_type())));
+    note_host_copy(from, identity.exact);
+  write_identity(to, mix(identity, static_cast<Digest>(to.scalar_type())));
+  write_scale(to, scale_of(from));
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

@@ -183,10 +183,35 @@ py::list host_read_list() {
   return out;
 }
 
-std::vector<Identity> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
-  std::vector<Identity> out;
-  for (const auto& tensor : tensors)
-    out.push_back(tensor ? identity_of(*tensor) : 0);
+// Identities, and outlines.
+std::pair<std::vector<Digest>, std::vector<Digest>> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
+  std::pair<std::vector<Digest>, std::vector<Digest>> out;
+  for (const auto& tensor : tensors) {
+    Identity identity = tensor ? identity_of(*tensor) : Identity();
+    out.first.push_back(identity.exact);
+    out.second.push_back(identity.outline);
+  }
+  return out;
+}
+
+using Tensors = std::vector<std::optional<at::Tensor>>;
+
+std::vector<std::tuple<double, uint64_t, uint64_t>> scales_of(const Tensors& tensors) {
+  std::vector<std::tuple<double, uint64_t, uint64_t>> out;
+  for (const auto& tensor : tensors) {
+    GradientScale scale = tensor ? scale_of(*tensor) : GradientScale();
+    out.emplace_back(scale.factor, scale.summed_over, scale.summed_again);
+  }
+  return out;
+}
+
+// Where each tensor's memory was asked for.
+py::list places_of(const Tensors& tensors) {
+  py::list out;
+  for (const auto& tensor : tensors) {
+    Block* block = tensor && tensor->is_cuda() ? block_of(*tensor) : nullptr;
+    out.append(place_tuple(block == nullptr ? 0 : block->line));
+  }
   return out;
 }
 
@@ -489,6 +514,9 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("follow_identities", &follow_identities);
   m.def("follow_races", &follow_races);
   m.def("identities_of", &identities_of);
+  m.def("scales_of", &scales_of);
+  m.def("places_of", &places_of);
+  m.def("small_factors", &small_factors);
   m.def("name_host_numbers", &name_host_numbers);
   m.def("host_copies", [] { return noted_list(host_copies(), &HostCopy::num_bytes); });
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });

@@ -665,25 +665,40 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   end_call(row, stream_id);
 }
 
+void VirtualGroup::follow_sums(const Call& call) const {
+  double factor = 1;
+  if (call.reduce && call.reduce->op_ == ReduceOp::AVG)
+    factor = 1.0 / getSize();
+  else if (call.reduce && call.reduce->op_ == ReduceOp::PREMUL_SUM && call.reduce->supplement_)
+    factor = static_cast<PreMulSumSupplement*>(call.reduce->supplement_.get())->double_factor;
+  bool is_sum = call.reduce && (factor != 1 || call.reduce->op_ == ReduceOp::SUM || call.reduce->op_ == ReduceOp::AVG);
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
+    const at::Tensor& from = call.inputs.empty() ? call.outputs[k] : call.inputs[std::min(k, call.inputs.size() - 1)];
+    write_scale(call.outputs[k], is_sum ? summed(scale_of(from), index_, factor) : GradientScale());
+  }
+}
+
 // Gives what comes out an identity, on all members the same where all get the same; returns that of what goes in.
-Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
+Digest VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
     return 0;
-  Identity given = digest_of(call.op);
+  Digest op = digest_of(call.op);
+  Identity given = same(op);
   for (const at::Tensor& tensor : call.inputs)
     given = mix(given, identity_of(tensor));
-  Identity result = mix(digest_of(call.op), mix(key.seq, static_cast<Identity>(call.tag)));
+  Identity result = same(mix(op, mix(key.seq, mix(static_cast<Digest>(call.tag), static_cast<Digest>(getSize())))));
   for (int64_t rank : ranks_)
-    result = mix(result, static_cast<Identity>(rank));
-  result = mix(result, digest_of(options_->group_name));
+    result.exact = mix(result.exact, static_cast<Digest>(rank));
+  result.exact = mix(result.exact, digest_of(options_->group_name));
   static const std::set<std::string> alike{"all_reduce", "broadcast", "all_gather"};
   if (call.op == "recv")
-    result = mix(result, static_cast<Identity>(key.peer));
+    result.exact = mix(result.exact, static_cast<Digest>(key.peer));
   else if (!alike.contains(call.op))
-    result = mix(result, static_cast<Identity>(getRank()));
+    result = mix(result, static_cast<Digest>(getRank()));
   for (size_t k = 0; k < call.outputs.size(); ++k)
     write_identity(call.outputs[k], mix(result, k));
-  return given;
+  follow_sums(call);
+  return given.exact;
 }
 
 uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches) {

@@ -137,11 +137,12 @@ def _sequence_number() -> int:
 
 
 def _script_frames() -> list[FrameType]:
-    frames, frame = [], sys._getframe(1)
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
             frames.append(frame)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frames
 
 
