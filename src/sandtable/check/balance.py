@@ -80,8 +80,8 @@ def slow_link(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
                 Evidence(ranks=group.ranks, text=f"call {count} times per step", file=place.file, line=place.line)
                 for place, count in places.most_common(3)
             ),
-            remedy='make this axis the innermost of the mesh, the last of init_device_mesh("cuda", (dp, tp)): its ranks '
-            "are then neighbours",
+            remedy='make this axis the innermost of the mesh, the last of init_device_mesh("cuda", (dp, tp)), so that '
+            "its ranks are neighbours",
         )
 
 

@@ -38,7 +38,7 @@ _BY_MESSAGE: tuple[tuple[str, KnownFailure], ...] = (
         r"^Tensors must be contiguous",
         KnownFailure(
             rule="non-contiguous-tensor",
-            because="NCCL moves one stretch of memory, but this tensor is a view whose elements do not follow one another",
+            because="NCCL moves one stretch of memory, but in this view elements do not follow one another",
             remedy="communicate tensor.contiguous(), and if the tensor is also the result, copy it back: "
             "tensor.copy_(buffer)",
         ),
