@@ -38,6 +38,8 @@ class ParameterCopy:
     parameter: WatchedParameter
     values: tuple[Numbers, ...]
     gradients: tuple[Numbers, ...]
+    later: tuple[Numbers, ...]
+    """What it held before each later update, and at the end."""
     groups: tuple[tuple[int, ...], ...]
 
     @property
@@ -75,7 +77,8 @@ def first_difference(copies: Sequence[ParameterCopy], table: RankTable) -> int:
     """Return the number of the first update after which copies differ for good, or -1."""
     num_updates = min(min(len(copy.values) - 1, len(copy.gradients)) for copy in copies)
     # Copies that become one again are averaged from time to time, as local SGD does.
-    if any(len({copy.values[k].identity for copy in copies}) == 1 for k in range(2, num_updates + 1)):
+    num_later = min(len(copy.later) for copy in copies)
+    if any(len({copy.later[k].identity for copy in copies}) == 1 for k in range(num_later)):
         return -1
     for number in range(num_updates):
         if are_different([copy.values[number + 1] for copy in copies]) or not _are_joined(copies, table):
@@ -99,22 +102,23 @@ def grouped(copies: Iterable[ParameterCopy], key: Callable[[ParameterCopy], Hash
 
 def _copies_of(observed: Observations) -> Iterator[ParameterCopy]:
     """Yield a rank's copies of the parameters that it holds whole."""
-    rows = {of: [row for row in observed.snapshots if row.of == of] for of in ("parameters", "gradients")}
+    rows = {of: [row for row in observed.snapshots if row.of == of] for of in ("parameters", "gradients", "before")}
     groups = {number: scale.groups for scale in observed.scales for number in scale.parameters}
     for number, parameter in enumerate(observed.parameters):
         if parameter.is_sharded or parameter.is_buffer or not parameter.requires_grad:
             continue
-        values, gradients = (
+        values, gradients, later = (
             tuple(
                 Numbers(row.identities[number], row.outlines[number]) for row in rows[of] if number < len(row.outlines)
             )
-            for of in ("parameters", "gradients")
+            for of in ("parameters", "gradients", "before")
         )
         yield ParameterCopy(
             rank=observed.rank,
             parameter=parameter,
             values=values,
             gradients=gradients,
+            later=later,
             groups=groups.get(number, ()),
         )
 

@@ -151,7 +151,7 @@ def _copies_in_steps(observed: Observations) -> list[HostCopy]:
 
 def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
     """Yield how most gradients of a rank were scaled in its last update but one, once for all ranks that agree."""
-    found: dict[tuple[float, tuple[tuple[int, ...], ...]], tuple[GradientScale, list[int]]] = {}
+    found: dict[tuple[float, tuple[tuple[int, ...], ...]], tuple[GradientScale, dict[int, None]]] = {}
     for rank, observed in sorted(trace.observations.items()):
         steps = sorted({scale.step for scale in observed.scales})
         if not steps:
@@ -159,7 +159,7 @@ def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
         last = [scale for scale in observed.scales if scale.step == steps[-1]]
         for scale in last:
             sizes = tuple(tuple(len(group) for group in groups) for groups in (scale.groups, scale.groups_again))
-            found.setdefault((scale.factor, sizes), (scale, []))[1].append(rank)
+            found.setdefault((scale.factor, sizes), (scale, {}))[1][rank] = None
     for scale, ranks in found.values():
         yield scale, tuple(ranks)
 

@@ -122,7 +122,11 @@ class HeldParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Identities of all watched parameters (`of`: "parameters") or of their gradients ("gradients") at one moment."""
+    """Identities of all watched tensors at one moment.
+
+    `of` is "parameters" (at the start and right after each update), "before" (the same before each later update, and at
+    the end) or "gradients" (before each update).
+    """
 
     of: str
     row: int

@@ -163,8 +163,9 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
   Identity identity = identity_of(from);
   if (!from.is_cuda())
     note_host_copy(from, identity.exact);
+  GradientScale scale = scale_of(from);
   write_identity(to, mix(identity, static_cast<Digest>(to.scalar_type())));
-  write_scale(to, scale_of(from));
+  write_scale(to, scale);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

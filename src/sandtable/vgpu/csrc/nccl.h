@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gradient_scale.h"
+
 namespace sandtable {
 
 // One row a collective or point-to-point call; columns of the trace's `calls` table.
@@ -146,7 +148,7 @@ class VirtualGroup : public c10d::Backend {
   static void require_contiguous(const Call& call);
   Issued number(const Call& call);
   void record(const Call& call, Issued& issued);
-  void follow_sums(const Call& call) const;
+  std::vector<GradientScale> sums_of(const Call& call) const;
   uint64_t identify(const Call& call, const CallKey& key) const;
   c10::Stream stream_for(const Call& call, const Issued& issued) const;
   std::function<void()> exchange_with_peer(const Call& call, Issued& issued);

@@ -74,6 +74,7 @@ class Observer:
     ) -> Observations:
         """Return what was observed. `records` and `calls` are the columns as they were written."""
         core = self._core
+        self._parameters.take_last()
         return Observations(
             rank=rank,
             events=tuple(self.log.events),

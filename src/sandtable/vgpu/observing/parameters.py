@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterWatcher"]
 
-_MOST_SNAPSHOTS = 12
+_MOST_SNAPSHOTS = 16
 _MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -78,6 +78,11 @@ class ParameterWatcher:
         self.parameters, self._tensors = tuple(watched), tensors
         self._take("parameters", self._living())
 
+    def take_last(self) -> None:
+        """Take the identities of all parameters when the script has ended."""
+        if self._is_read and self._num_updates:
+            self._take("before", self._living(), is_last=True)
+
     def take_parameters(self) -> None:
         """Take the identities of all parameters after an update."""
         self.read()
@@ -97,7 +102,10 @@ class ParameterWatcher:
         self.read()
         self._note_held(optimizer)
         self._log.note(EventKind.OPTIMIZER_STEP, subject=self._log.number_of("optimizer", optimizer))
-        gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
+        tensors = self._living()
+        if self._num_updates:
+            self._take("before", tensors)
+        gradients = [None if tensor is None else tensor.grad for tensor in tensors]
         self._take("gradients", gradients)
         self._take_scales(gradients)
 
@@ -141,8 +149,8 @@ class ParameterWatcher:
     def _living(self) -> list[Any]:
         return [tensor() for tensor in self._tensors]
 
-    def _take(self, of: str, tensors: Sequence[Any]) -> None:
-        if len(self.snapshots) >= _MOST_SNAPSHOTS:
+    def _take(self, of: str, tensors: Sequence[Any], *, is_last: bool = False) -> None:
+        if len(self.snapshots) >= _MOST_SNAPSHOTS and not is_last:
             return
         identities, outlines = self._log.core.identities_of([_local(tensor) for tensor in tensors])
         self.snapshots.append(
