@@ -35,6 +35,15 @@ from sandtable.trace.observations import (
 from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
     CaptureSummary,
@@ -57,11 +66,14 @@ __all__ = [
     "ROOTED_OPS",
     "SKIPPED_UPDATES",
     "TO_THE_END",
+    "CacheFlush",
     "CallIdentity",
     "Calls",
     "CaptureSummary",
+    "CheckpointRead",
     "ClassSummary",
     "Collective",
+    "DeviceUse",
     "Draw",
     "EventKind",
     "FlatBuffer",
@@ -70,8 +82,11 @@ __all__ = [
     "GroupTable",
     "HeldParameters",
     "HostCopy",
+    "HostRead",
+    "InputWait",
     "Kind",
     "Line",
+    "MemoryMark",
     "MemoryPeaks",
     "Note",
     "NoteSummary",
@@ -95,6 +110,7 @@ __all__ = [
     "Splits",
     "SyncKind",
     "SyncPoint",
+    "TensorHolder",
     "TensorSpec",
     "Trace",
     "Traffic",

@@ -21,6 +21,15 @@ from typing import Any
 
 from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 
 __all__ = [
     "Draw",
@@ -67,6 +76,8 @@ class EventKind(StrEnum):
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
+    UNUSED_PARAMETERS = "unused parameters"
+    """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +218,13 @@ class Observations:
     draws: tuple[Draw, ...] = ()
     calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
+    device_uses: tuple[DeviceUse, ...] = ()
+    memory_marks: tuple[MemoryMark, ...] = ()
+    holders: tuple[TensorHolder, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
+    cache_flushes: tuple[CacheFlush, ...] = ()
+    checkpoint_reads: tuple[CheckpointRead, ...] = ()
+    input_waits: tuple[InputWait, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -250,6 +268,13 @@ _ROWS: dict[str, Any] = {
     "host_copies": HostCopy,
     "draws": Draw,
     "races": Race,
+    "device_uses": DeviceUse,
+    "memory_marks": MemoryMark,
+    "holders": TensorHolder,
+    "host_reads": HostRead,
+    "cache_flushes": CacheFlush,
+    "checkpoint_reads": CheckpointRead,
+    "input_waits": InputWait,
 }
 
 

@@ -160,6 +160,29 @@ py::list noted_list(const std::vector<Noted>& all, int64_t Noted::* amount) {
   return out;
 }
 
+py::list use_list(const std::unordered_map<uint32_t, LineUse>& uses) {
+  py::list out;
+  for (const auto& [line, use] : uses)
+    out.append(py::make_tuple(place_tuple(line), use.num_bytes, use.num_tensors));
+  return out;
+}
+
+py::list call_device_list() {
+  py::list out;
+  for (auto [device, line] : call_devices())
+    out.append(py::make_tuple(device, place_tuple(line)));
+  return out;
+}
+
+py::list host_read_list() {
+  Recorder& r = Recorder::get();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  py::list out;
+  for (const HostRead& read : r.host_reads)
+    out.append(py::make_tuple(static_cast<int>(read.what), place_tuple(read.line), read.library, read.count));
+  return out;
+}
+
 // Identities, and outlines.
 std::pair<std::vector<Digest>, std::vector<Digest>> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
   std::pair<std::vector<Digest>, std::vector<Digest>> out;
@@ -500,6 +523,11 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });
   m.def("call_identities", [] { return raw(call_table().identity); });
   m.def("races", &race_list);
+  m.def("num_cards", [] { return VirtualAllocator::get().num_cards(); });
+  m.def("memory_uses", [](int device) { return use_list(VirtualAllocator::get().uses(device)); });
+  m.def("memory_living", [](int device) { return use_list(VirtualAllocator::get().living(device)); });
+  m.def("call_devices", &call_device_list);
+  m.def("host_reads", &host_read_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);

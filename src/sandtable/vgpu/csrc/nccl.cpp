@@ -13,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "compatibility.h"
@@ -34,6 +35,7 @@ int pending_index = 0;
 std::vector<int64_t> pending_ranks;
 uint32_t next_batch = 1;
 std::mutex table_mutex;
+std::map<int, uint32_t> line_of_device; // where each card first took part in a call
 std::map<int, uint32_t> collective_seq;                          // by group; its CPU and CUDA backends share it
 std::map<std::tuple<int, int, bool, int>, uint32_t> peer_seq;    // by group, peer, direction and tag
 std::set<std::pair<int, int>> announced_peers;
@@ -555,6 +557,19 @@ void VirtualGroup::check(const Call& call) const {
   TORCH_CHECK(
       call.root < getSize() && call.peer < getSize(), call.op, ": the other side must be a rank of the group (0 to ",
       getSize() - 1, "), but got ", std::max(call.root, call.peer));
+  if (options_->backend == "nccl")
+    require_contiguous(call);
+}
+
+// As NCCL's process group does for what it hands over as it is. Lists are copied into one buffer first.
+void VirtualGroup::require_contiguous(const Call& call) {
+  static const std::set<std::string> whole{"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"};
+  if (whole.count(call.op) == 0 || call.inputs.size() > 1 || call.outputs.size() > 1)
+    return;
+  for (const Tensors* tensors : {&call.inputs, &call.outputs})
+    for (const at::Tensor& tensor : *tensors)
+      TORCH_CHECK_VALUE(
+          tensor.is_sparse() || tensor.is_contiguous(tensor.suggest_memory_format()), "Tensors must be contiguous");
 }
 
 // Routers' choices are positions and masks.
@@ -563,11 +578,20 @@ static int64_t most_exchanged(at::ScalarType dtype) {
   return static_cast<int64_t>(shadow_limit(dtype, may_be_routed ? Certainty::kRouted : Certainty::kExact));
 }
 
+std::map<int, uint32_t> call_devices() {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  return line_of_device;
+}
+
 VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   at::Tensor first = call.first();
   Issued issued;
   issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
   issued.device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
+  if (first.defined() && first.is_cuda() && options_->backend == "nccl") {
+    std::lock_guard<std::mutex> lock(table_mutex);
+    line_of_device.emplace(issued.device, current_place().line);
+  }
   bool point_to_point = call.peer >= 0;
   CallKey& key = issued.key;
   key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(),

@@ -24,7 +24,9 @@ from sandtable.trace import (
 )
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.parameters import ParameterWatcher
+from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.unused import UnusedParameterWatcher
 
 __all__ = ["Observer", "observe"]
 
@@ -49,12 +51,16 @@ class Observer:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
+        self._resources = ResourceWatcher(self.log)
+        self._unused = UnusedParameterWatcher(self.log)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
         self._core.follow_identities(True)
         self._core.follow_races(True)
         self._parameters.install()
+        self._resources.install()
+        self._unused.install()
         follow_training(self.log, self._parameters.index_of)
 
     def begin_backward(self) -> None:
@@ -68,8 +74,9 @@ class Observer:
         safely(self._parameters.end_backward)()
 
     def end_step(self) -> None:
-        """Look at all parameters after an update."""
-        safely(self._parameters.take_parameters)()
+        """Look at all parameters after an update, and at what is held."""
+        for look in (self._parameters.take_parameters, self._resources.end_step, self._unused.end_step):
+            safely(look)()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
@@ -95,6 +102,13 @@ class Observer:
             ),
             calls=_calls(core, records, calls, tables, groups),
             races=tuple(_race(*race) for race in core.races()),
+            device_uses=device_uses(core),
+            memory_marks=tuple(self._resources.marks),
+            holders=tuple(self._resources.retention.holders.values()),
+            host_reads=host_reads(core),
+            cache_flushes=tuple(self._resources.flushes),
+            checkpoint_reads=tuple(self._resources.reads),
+            input_waits=tuple(self._resources.waits),
         )
 
 
