@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from sandtable.check.clipping import (
+    clip_before_unscale,
+    clip_by_local_norm,
+    clip_per_micro_batch,
+    clip_without_effect,
+)
+from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
+from sandtable.check.held_parameters import parameters_not_optimized, stale_parameters
 from sandtable.check.incomplete import not_captured, unsure_classes
+from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
+from sandtable.check.wrapper_passes import forward_around_wrapper, no_sync_around_backward, synchronization_lost
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import Trace
@@ -15,10 +25,23 @@ __all__ = ["RULES", "Rule", "inspect"]
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
+    "clip-before-unscale": clip_before_unscale,
+    "clip-by-local-norm": clip_by_local_norm,
+    "clip-per-micro-batch": clip_per_micro_batch,
+    "clip-without-effect": clip_without_effect,
     "fewer-steps": fewer_steps,
+    "forward-around-wrapper": forward_around_wrapper,
+    "gradients-discarded": gradients_discarded,
+    "missing-zero-grad": missing_zero_grad,
     "no-gpu-work": no_gpu_work,
     "no-steps": no_steps,
+    "no-sync-around-backward": no_sync_around_backward,
+    "parameters-not-optimized": parameters_not_optimized,
     "ranks-not-captured": not_captured,
+    "scheduler-before-optimizer": scheduler_before_optimizer,
+    "scheduler-too-fast": scheduler_too_fast,
+    "stale-parameters": stale_parameters,
+    "synchronization-lost": synchronization_lost,
     "unequal-steps": unequal_steps,
     "unsure-classes": unsure_classes,
 }

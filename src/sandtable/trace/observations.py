@@ -55,6 +55,13 @@ class EventKind(StrEnum):
     """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
     FORWARD = "forward"
     """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
+    WRAPPER_BACKWARD = "wrapper backward"
+    """A backward pass begins, told of each wrapper: whether it has seen the forward pass, and whether the pass wrote
+    gradients of its module."""
+    REPLACED = "replaced"
+    """A model may get new parameters after an optimizer was made; `how` says by what."""
+    MOVED = "moved"
+    """A wrapper, or the module inside one, is moved or converted."""
     NO_SYNC = "no sync"
     NO_SYNC_END = "no sync end"
     LOADER = "loader"

@@ -22,9 +22,12 @@ from sandtable.trace import (
     Race,
     RaceKind,
 )
+from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.events import EventLog
 from sandtable.vgpu.observing.parameters import ParameterWatcher
+from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.wrappers import WrapperWatcher
 
 __all__ = ["Observer", "observe"]
 
@@ -41,20 +44,28 @@ class Observer:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log)
+        self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
         self._core.follow_identities(True)
         self._core.follow_races(True)
         self._parameters.install()
-        follow_training(self.log, self._parameters.index_of)
+        self._wrappers.install()
+        follow_replacements(self.log, self._parameters.has_optimizer)
+        follow_clipping(self.log, self._parameters)
+        follow_training(self.log)
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
+        self._parameters.gradients.begin_backward()
         self.log.note(EventKind.BACKWARD)
+        self._wrappers.begin_backward()
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
+        self._parameters.gradients.end_backward()
+        self._wrappers.end_backward()
         self.log.note(EventKind.BACKWARD_END)
 
     def end_step(self) -> None:

@@ -1,4 +1,4 @@
-# rule: replicas-diverge
+# rule: replicas-diverge, forward-around-wrapper
 # source: jingyaogong/minimind#853
 # ranks: 2
 """Data parallel training whose forward pass goes around DDP, so that gradients stay local."""
