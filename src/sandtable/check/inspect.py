@@ -13,8 +13,18 @@ from sandtable.check.clipping import (
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
 from sandtable.check.held_parameters import parameters_not_optimized, stale_parameters
 from sandtable.check.incomplete import not_captured, unsure_classes
+from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
+from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
+from sandtable.check.sums import (
+    averaged_twice,
+    identical_shards,
+    reduced_twice,
+    same_samples,
+    summed_not_averaged,
+)
+from sandtable.check.tied_weights import tied_weights_drift
 from sandtable.check.wrapper_passes import forward_around_wrapper, no_sync_around_backward, synchronization_lost
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
@@ -25,6 +35,7 @@ __all__ = ["RULES", "Rule", "inspect"]
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
+    "averaged-twice": averaged_twice,
     "clip-before-unscale": clip_before_unscale,
     "clip-by-local-norm": clip_by_local_norm,
     "clip-per-micro-batch": clip_per_micro_batch,
@@ -32,16 +43,28 @@ RULES: dict[str, Rule] = {
     "fewer-steps": fewer_steps,
     "forward-around-wrapper": forward_around_wrapper,
     "gradients-discarded": gradients_discarded,
+    "gradients-not-reduced": gradients_not_reduced,
+    "identical-shards": identical_shards,
+    "memory-reused-early": memory_reused_early,
     "missing-zero-grad": missing_zero_grad,
     "no-gpu-work": no_gpu_work,
     "no-steps": no_steps,
     "no-sync-around-backward": no_sync_around_backward,
+    "overwritten-while-sent": overwritten_while_sent,
     "parameters-not-optimized": parameters_not_optimized,
     "ranks-not-captured": not_captured,
+    "reduced-twice": reduced_twice,
+    "replicas-diverge": replicas_diverge,
+    "replicas-start-different": replicas_start_different,
+    "same-samples": same_samples,
     "scheduler-before-optimizer": scheduler_before_optimizer,
     "scheduler-too-fast": scheduler_too_fast,
     "stale-parameters": stale_parameters,
+    "stream-race": stream_race,
+    "summed-not-averaged": summed_not_averaged,
     "synchronization-lost": synchronization_lost,
+    "tied-weights-drift": tied_weights_drift,
+    "unawaited-collective": unawaited_collective,
     "unequal-steps": unequal_steps,
     "unsure-classes": unsure_classes,
 }

@@ -2,8 +2,8 @@
 
 Records say what the card does. Mistakes are often elsewhere: which parameters an optimizer holds, which samples a rank
 read, whether gradients were clipped before they were unscaled. So a capture also notes what the script asked of torch,
-in order, and of tensors their *identities*: two tensors of equal identity hold the same numbers, on whichever ranks they
-are, because they were computed in the same way from the same numbers. Identity 0 means that nothing is known.
+in order, and of tensors their *identities*: two tensors of equal identity hold the same numbers, on whichever ranks
+they are, because they were computed in the same way from the same numbers. Identity 0 means that nothing is known.
 
 `row` puts an observation between the records of its rank as they were written: of two observations, the one with the
 smaller row came first.
@@ -25,6 +25,7 @@ __all__ = [
     "CallIdentity",
     "Draw",
     "EventKind",
+    "GradientScale",
     "HeldParameters",
     "HostCopy",
     "Observations",
@@ -34,6 +35,8 @@ __all__ = [
     "Snapshot",
     "WatchedParameter",
 ]
+
+_NOWHERE = Line()
 
 
 class EventKind(StrEnum):
@@ -79,7 +82,7 @@ class ScriptEvent:
 
     kind: EventKind
     row: int
-    place: Line = Line()
+    place: Line
     subject: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,6 +102,8 @@ class WatchedParameter:
     is_sharded: bool
     """Whether ranks hold parts of it (DTensor, FSDP, ZeRO-3), so that theirs differ."""
     is_buffer: bool = False
+    place: Line = _NOWHERE
+    """Where its memory was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,22 @@ class Snapshot:
     """How many updates had been made."""
     place: Line
     identities: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientScale:
+    """What became of the gradients of some parameters between their backward pass and an update."""
+
+    row: int
+    step: int
+    place: Line
+    parameters: tuple[int, ...]
+    factor: float
+    """The product of all numbers that they were multiplied by."""
+    groups: tuple[tuple[int, ...], ...]
+    """The ranks of each group over which they were summed."""
+    groups_again: tuple[tuple[int, ...], ...]
+    """Those over which they were summed once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +215,9 @@ class Observations:
     parameters: tuple[WatchedParameter, ...] = ()
     optimizers: tuple[HeldParameters, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
+    scales: tuple[GradientScale, ...] = ()
+    loss_factors: tuple[float, ...] = ()
+    """The numbers by which tensors of one element, such as losses, were multiplied or divided."""
     host_copies: tuple[HostCopy, ...] = ()
     draws: tuple[Draw, ...] = ()
     calls: tuple[CallIdentity, ...] = ()
@@ -206,11 +230,10 @@ class Observations:
     def to_json(self) -> dict[str, Any]:
         """Return the observations as lists for JSON; script lines are stored once."""
         lines: dict[Line, int] = {}
-        document: dict[str, Any] = {"rank": self.rank}
-        for name in _ROWS:
-            document[name] = [
-                [_plain(getattr(row, item.name), lines) for item in fields(row)] for row in getattr(self, name)
-            ]
+        document: dict[str, Any] = {"rank": self.rank, "loss_factors": self.loss_factors}
+        for name, kind in _ROWS.items():
+            names = [item.name for item in fields(kind)]
+            document[name] = [[_plain(getattr(row, name), lines) for name in names] for row in getattr(self, name)]
         document["lines"] = [(line.file, line.line, line.function) for line in lines]
         return document
 
@@ -218,16 +241,8 @@ class Observations:
     def from_json(cls, document: Mapping[str, Any]) -> Observations:
         """Invert `to_json`."""
         lines = [Line(*row) for row in document["lines"]]
-        rows = {
-            name: tuple(
-                kind(
-                    **{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), row, strict=True)}
-                )
-                for row in document[name]
-            )
-            for name, kind in _ROWS.items()
-        }
-        return cls(rank=document["rank"], **rows)
+        rows = {name: tuple(_row(kind, values, lines) for values in document[name]) for name, kind in _ROWS.items()}
+        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), **rows)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the file that a captured rank leaves for the launcher."""
@@ -244,6 +259,7 @@ _ROWS: dict[str, Any] = {
     "parameters": WatchedParameter,
     "optimizers": HeldParameters,
     "snapshots": Snapshot,
+    "scales": GradientScale,
     "host_copies": HostCopy,
     "draws": Draw,
     "calls": CallIdentity,
@@ -255,6 +271,10 @@ def _plain(value: Any, lines: dict[Line, int]) -> Any:
     return lines.setdefault(value, len(lines)) if isinstance(value, Line) else value
 
 
+def _row(kind: Any, values: list[Any], lines: list[Line]) -> Any:
+    return kind(**{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), values, strict=True)})
+
+
 def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
     """Return the value of a field as its class has it; `annotation` is the text of the field's type."""
     match annotation:
@@ -264,4 +284,8 @@ def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
             return EventKind(value)
         case "RaceKind":
             return RaceKind(value)
-    return tuple(value) if isinstance(value, list) else value
+    return _frozen(value)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

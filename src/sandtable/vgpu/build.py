@@ -37,6 +37,7 @@ _UNITS = {
         "recorder",
         "races",
         "identity",
+        "gradient_scale",
         "allocator",
         "device",
         "facts",

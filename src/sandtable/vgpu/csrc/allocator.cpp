@@ -344,6 +344,7 @@ void VirtualAllocator::free(Block* block) {
   block->facts.reset();
   block->is_parameter = false;
   block->identity = 0;
+  block->scale = {};
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

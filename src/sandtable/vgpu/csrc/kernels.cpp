@@ -164,6 +164,7 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
   if (!from.is_cuda())
     note_host_copy(from, identity);
   write_identity(to, mix(identity, static_cast<Identity>(to.scalar_type())));
+  write_scale(to, scale_of(from));
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

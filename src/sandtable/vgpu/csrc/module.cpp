@@ -167,6 +167,27 @@ std::vector<Identity> identities_of(const std::vector<std::optional<at::Tensor>>
   return out;
 }
 
+using Tensors = std::vector<std::optional<at::Tensor>>;
+
+std::vector<std::tuple<double, uint64_t, uint64_t>> scales_of(const Tensors& tensors) {
+  std::vector<std::tuple<double, uint64_t, uint64_t>> out;
+  for (const auto& tensor : tensors) {
+    GradientScale scale = tensor ? scale_of(*tensor) : GradientScale();
+    out.emplace_back(scale.factor, scale.summed_over, scale.summed_again);
+  }
+  return out;
+}
+
+// Where each tensor's memory was asked for.
+py::list places_of(const Tensors& tensors) {
+  py::list out;
+  for (const auto& tensor : tensors) {
+    Block* block = tensor && tensor->is_cuda() ? block_of(*tensor) : nullptr;
+    out.append(place_tuple(block == nullptr ? 0 : block->line));
+  }
+  return out;
+}
+
 // ---- Python called from C++ ----
 
 py::object* limit_callback = nullptr;
@@ -466,6 +487,9 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("follow_identities", &follow_identities);
   m.def("follow_races", &follow_races);
   m.def("identities_of", &identities_of);
+  m.def("scales_of", &scales_of);
+  m.def("places_of", &places_of);
+  m.def("small_factors", &small_factors);
   m.def("name_host_numbers", &name_host_numbers);
   m.def("host_copies", [] { return noted_list(host_copies(), &HostCopy::num_bytes); });
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });

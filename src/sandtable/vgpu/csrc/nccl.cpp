@@ -641,6 +641,19 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   end_call(row, stream_id);
 }
 
+void VirtualGroup::follow_sums(const Call& call) const {
+  double factor = 1;
+  if (call.reduce && call.reduce->op_ == ReduceOp::AVG)
+    factor = 1.0 / getSize();
+  else if (call.reduce && call.reduce->op_ == ReduceOp::PREMUL_SUM && call.reduce->supplement_)
+    factor = static_cast<PreMulSumSupplement*>(call.reduce->supplement_.get())->double_factor;
+  bool is_sum = call.reduce && (factor != 1 || call.reduce->op_ == ReduceOp::SUM || call.reduce->op_ == ReduceOp::AVG);
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
+    const at::Tensor& from = call.inputs.empty() ? call.outputs[k] : call.inputs[std::min(k, call.inputs.size() - 1)];
+    write_scale(call.outputs[k], is_sum ? summed(scale_of(from), index_, factor) : GradientScale());
+  }
+}
+
 // Gives what comes out an identity, on all members the same where all get the same; returns that of what goes in.
 Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
@@ -659,6 +672,7 @@ Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
     result = mix(result, static_cast<Identity>(getRank()));
   for (size_t k = 0; k < call.outputs.size(); ++k)
     write_identity(call.outputs[k], mix(result, k));
+  follow_sums(call);
   return given;
 }
 

@@ -143,6 +143,7 @@ class VirtualGroup : public c10d::Backend {
   void check(const Call& call) const;
   Issued number(const Call& call);
   void record(const Call& call, Issued& issued);
+  void follow_sums(const Call& call) const;
   uint64_t identify(const Call& call, const CallKey& key) const;
   c10::Stream stream_for(const Call& call, const Issued& issued) const;
   std::function<void()> exchange_with_peer(const Call& call, Issued& issued);

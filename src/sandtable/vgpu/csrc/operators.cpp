@@ -336,13 +336,33 @@ int64_t num_elements_of(const OperatorInfo& info, const Plan& plan, const Stack&
 // Results that are arguments are numbered behind those that are new.
 constexpr size_t kFirstArgument = 64;
 
-void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage) {
+using Scales = c10::SmallVector<GradientScale, 2>;
+
+// Of each item of the results; empty where no account is kept.
+Scales scales_of_results(const OperatorInfo& info, const Stack& stack) {
+  Scales scales;
+  if (info.scale_rule == ScaleRule::kForget)
+    return scales;
+  const c10::IValue& first = stack[stack.size() - info.num_arguments];
+  size_t count = info.is_by_item && first.isTensorList() ? first.toTensorList().size() : 1;
+  bool is_plain = true;
+  for (size_t item = 0; item < count; ++item) {
+    scales.push_back(scale_of_result(info, stack, item).value_or(GradientScale()));
+    is_plain = is_plain && scales.back().is_plain();
+  }
+  if (is_plain)
+    scales.clear();
+  return scales;
+}
+
+void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage, const Scales& scales) {
   int last = -1;
   size_t item = 0;
   for_each_written(info, stack, [&](const at::Tensor& tensor, int argument) {
     item = argument == last ? item + 1 : 0;
     last = argument;
     write_identity(tensor, lineage.of(kFirstArgument + argument, item));
+    write_scale(tensor, item < scales.size() ? scales[item] : GradientScale());
   });
 }
 
@@ -550,8 +570,10 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   if (has_facts && !inputs.all_exact()) // before arguments are written
     facts = infer_facts(op, info, plan, *stack);
   std::optional<Lineage> lineage;
+  Scales scales;
   if (follows_identities() && !info.is_view) {
     lineage.emplace(info, *stack);
+    scales = scales_of_results(info, *stack);
     if (info.is_random) {
       Identity draw = next_draw(info, *stack);
       lineage->add(draw);
@@ -575,7 +597,7 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   if (!info.is_view)
     settle_written(info, plan, *stack, facts, computed ? std::optional(inputs.certainty) : std::nullopt);
   if (lineage)
-    identify_written(info, *stack, *lineage);
+    identify_written(info, *stack, *lineage, scales);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());
@@ -602,6 +624,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
           write_unknown(tensor, known, info.fact_rule.prefers_true);
         if (lineage)
           write_identity(tensor, lineage->of(i, j));
+        if (j < scales.size())
+          write_scale(tensor, scales[j]);
         if (follows_races() && !info.is_view)
           touch(tensor, true);
       }

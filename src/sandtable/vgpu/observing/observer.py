@@ -40,10 +40,10 @@ Columns = Mapping[str, npt.NDArray[Any]]
 class Observer:
     """Notes what the script of this process does, from `install` to `finish`."""
 
-    def __init__(self, core: ModuleType) -> None:
+    def __init__(self, core: ModuleType, groups: Sequence[Group]) -> None:
         self._core = core
         self.log = EventLog(core)
-        self._parameters = ParameterWatcher(self.log)
+        self._parameters = ParameterWatcher(self.log, groups)
         self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
     def install(self) -> None:
@@ -83,6 +83,8 @@ class Observer:
             parameters=self._parameters.parameters,
             optimizers=self._parameters.optimizers,
             snapshots=tuple(self._parameters.snapshots),
+            scales=tuple(self._parameters.scales),
+            loss_factors=tuple(core.small_factors()),
             host_copies=tuple(
                 HostCopy(identity=identity, num_bytes=size, place=Line(*place), row=row)
                 for identity, size, place, row in core.host_copies()
@@ -96,9 +98,9 @@ class Observer:
         )
 
 
-def observe(core: ModuleType) -> Observer:
-    """Begin to observe this process."""
-    observer = Observer(core)
+def observe(core: ModuleType, groups: Sequence[Group]) -> Observer:
+    """Begin to observe this process; `groups` are those it belongs to, in order, as they are made."""
+    observer = Observer(core, groups)
     observer.install()
     return observer
 

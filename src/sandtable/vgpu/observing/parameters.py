@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from sandtable.trace import EventKind, HeldParameters, Snapshot, WatchedParameter
+from sandtable.trace import EventKind, GradientScale, Group, HeldParameters, Line, Snapshot, WatchedParameter
 from sandtable.vgpu.observing.events import EventLog, after
 from sandtable.vgpu.observing.gradients import GradientLedger
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ParameterWatcher"]
 
 _MOST_SNAPSHOTS = 12
+_MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
 _MOST_CLIPS = 2
 _MOST_UPDATES = 8
@@ -28,10 +29,12 @@ _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrap
 class ParameterWatcher:
     """Watches the optimizers of this process, and the parameters of all modules from the first update on."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, groups: Sequence[Group]) -> None:
         self.parameters: tuple[WatchedParameter, ...] = ()
         self.snapshots: list[Snapshot] = []
+        self.scales: list[GradientScale] = []
         self._log = log
+        self._groups = groups
         self._tensors: list[ref[Tensor]] = []
         self._places: dict[int, int] = {}
         self._optimizers: list[ref[Any]] = []
@@ -69,13 +72,15 @@ class ParameterWatcher:
         if self._is_read:
             return
         self._is_read = True
-        watched, tensors = [], []
+        watched: list[WatchedParameter] = []
+        tensors: list[ref[Tensor]] = []
         for root, module in enumerate(_outermost_modules()):
             for name, holder, tensor, is_buffer in _named_tensors(module):
                 if id(tensor) in self._places or len(watched) >= _MOST_PARAMETERS:
                     continue
                 self._places[id(tensor)] = len(watched)
-                watched.append(_watched(name, root, holder, tensor, is_buffer))
+                place = Line(*self._log.core.places_of([_local(tensor)])[0])
+                watched.append(_watched(name, root, holder, tensor, is_buffer, place))
                 tensors.append(ref(tensor))
         self.parameters, self._tensors = tuple(watched), tensors
         self._take("parameters", self._living())
@@ -110,7 +115,33 @@ class ParameterWatcher:
             found["unheld"] = self._unheld()
             found["foreign"], found["idle_foreign"] = self._foreign(optimizer)
         self._found[number] = self._log.note(EventKind.OPTIMIZER_STEP, subject=number, **found)
-        self._take("gradients", [None if tensor is None else tensor.grad for tensor in self._living()])
+        gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
+        self._take("gradients", gradients)
+        self._take_scales(gradients)
+
+    def _take_scales(self, gradients: Sequence[Any]) -> None:
+        """Note over which groups the gradients were summed, and what they were multiplied by."""
+        if len(self.scales) >= _MOST_SCALES:
+            return
+        alike: dict[tuple[float, int, int], list[int]] = {}
+        for number, scale in enumerate(self._log.core.scales_of([_local(gradient) for gradient in gradients])):
+            if gradients[number] is not None:
+                alike.setdefault(scale, []).append(number)
+        for (factor, summed_over, summed_again), parameters in alike.items():
+            self.scales.append(
+                GradientScale(
+                    row=self._log.core.num_rows(),
+                    step=self._num_updates,
+                    place=self._log.place(),
+                    parameters=tuple(parameters),
+                    factor=factor,
+                    groups=self._members(summed_over),
+                    groups_again=self._members(summed_again),
+                )
+            )
+
+    def _members(self, mask: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(group.ranks for number, group in enumerate(self._groups) if mask >> number & 1)
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
         self._num_updates += 1
@@ -205,7 +236,7 @@ def _short(name: str) -> str:
     return name
 
 
-def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool) -> WatchedParameter:
+def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool, place: Line) -> WatchedParameter:
     return WatchedParameter(
         name=name,
         root=root,
@@ -216,6 +247,7 @@ def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool)
         requires_grad=bool(tensor.requires_grad),
         is_sharded=_is_sharded(tensor),
         is_buffer=is_buffer,
+        place=place,
     )
 
 

@@ -133,9 +133,7 @@ class WrapperWatcher:
                 self._hooks.pop().remove()
             place = _caller(set(map(id, wrapper.modules()))) or self._log.place()
             if not self._has_seen_forward.get(number, False):
-                self._log.note(
-                    EventKind.FORWARD, subject=number, wrapper="inside", file=place.file, line=place.line
-                )
+                self._log.note(EventKind.FORWARD, subject=number, wrapper="inside", file=place.file, line=place.line)
 
         self._hooks = [module.register_forward_pre_hook(notice) for module in wrapper.module.modules()]
 
