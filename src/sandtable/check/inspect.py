@@ -10,6 +10,7 @@ from sandtable.check.clipping import (
     clip_per_micro_batch,
     clip_without_effect,
 )
+from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
 from sandtable.check.held_parameters import parameters_not_optimized, stale_parameters
 from sandtable.check.incomplete import not_captured, unsure_classes
@@ -42,6 +43,7 @@ RULES: dict[str, Rule] = {
     "clip-without-effect": clip_without_effect,
     "fewer-steps": fewer_steps,
     "forward-around-wrapper": forward_around_wrapper,
+    "gather-without-gradient": gather_without_gradient,
     "gradients-discarded": gradients_discarded,
     "gradients-not-reduced": gradients_not_reduced,
     "identical-shards": identical_shards,

@@ -28,6 +28,7 @@ __all__ = [
     "GradientScale",
     "HeldParameters",
     "HostCopy",
+    "LostGather",
     "Observations",
     "Race",
     "RaceKind",
@@ -207,6 +208,15 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostGather:
+    """Activations of all ranks, gathered at `gather` in a way that gradients do not pass, and multiplied at `place`."""
+
+    gather: Line
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -222,6 +232,7 @@ class Observations:
     draws: tuple[Draw, ...] = ()
     calls: tuple[CallIdentity, ...] = ()
     races: tuple[Race, ...] = ()
+    lost_gathers: tuple[LostGather, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -264,6 +275,7 @@ _ROWS: dict[str, Any] = {
     "draws": Draw,
     "calls": CallIdentity,
     "races": Race,
+    "lost_gathers": LostGather,
 }
 
 

@@ -345,6 +345,7 @@ void VirtualAllocator::free(Block* block) {
   block->is_parameter = false;
   block->identity = 0;
   block->scale = {};
+  block->gather = 0;
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

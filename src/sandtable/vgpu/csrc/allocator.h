@@ -53,6 +53,7 @@ struct Block {
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
   uint64_t identity = 0; // of what it holds (identity.h)
+  uint32_t gather = 0; // whose gathered activations it holds, if gradients do not pass (gathers.h)
   GradientScale scale;
   std::vector<Access> accesses; // the last of each kind, stream and part (races.h)
   std::unique_ptr<Facts> facts; // of all elements of the storage; null: no more than is presumed

@@ -23,6 +23,7 @@
 
 #include "device.h"
 #include "exclusions.h"
+#include "gathers.h"
 #include "identity.h"
 #include "operators.h"
 #include "races.h"
@@ -165,6 +166,7 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
     note_host_copy(from, identity);
   write_identity(to, mix(identity, static_cast<Identity>(to.scalar_type())));
   write_scale(to, scale_of(from));
+  follow_gather_copy(to, from);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

@@ -17,6 +17,7 @@
 
 #include "compatibility.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "recorder.h"
@@ -658,6 +659,8 @@ void VirtualGroup::follow_sums(const Call& call) const {
 Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
     return 0;
+  if (call.op == "all_gather")
+    note_gather(call.inputs, call.outputs);
   Identity given = digest_of(call.op);
   for (const at::Tensor& tensor : call.inputs)
     given = mix(given, identity_of(tensor));

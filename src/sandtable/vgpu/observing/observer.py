@@ -17,6 +17,7 @@ from sandtable.trace import (
     HostCopy,
     Kind,
     Line,
+    LostGather,
     Observations,
     Phase,
     Race,
@@ -95,6 +96,10 @@ class Observer:
             ),
             calls=tuple(_calls(core, records, calls, tables, groups)),
             races=tuple(_race(*race) for race in core.races()),
+            lost_gathers=tuple(
+                LostGather(gather=Line(*gather), place=Line(*place), row=row)
+                for gather, place, row in core.lost_gathers()
+            ),
         )
 
 
