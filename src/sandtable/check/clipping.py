@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from sandtable.check.sightings import Sighting, evidence_of, is_equal_everywhere, names_of, seen_together
@@ -25,7 +26,7 @@ def clip_before_unscale(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
     """Report gradients that are clipped while a GradScaler still scales them."""
 
     def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
-        for optimizer, events in _histories(observed).items():
+        for _optimizer, events in _histories(observed).items():
             clip, is_unscaled = None, False
             for event in events:
                 match event.kind:
@@ -154,7 +155,7 @@ def _told_apart_by_clipping(trace: Trace, observed: Observations) -> str:
     shots = [shot for shot in observed.snapshots if shot.of in ("gradients before clipping", "gradients")]
     pairs = [
         (first, second)
-        for first, second in zip(shots, shots[1:], strict=False)
+        for first, second in itertools.pairwise(shots)
         if first.of == "gradients before clipping" and second.of == "gradients"
     ]
     if not pairs:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
-from sandtable.trace import Observations, Trace
+from sandtable.trace import Line, Observations, Trace
 
 __all__ = ["gather_without_gradient"]
 
@@ -16,12 +16,14 @@ def gather_without_gradient(trace: Trace, timeline: Timeline | None) -> Iterator
     """Report products of gathered activations through which no gradient gets back to where they came from."""
 
     def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
-        places = {lost.gather: [] for lost in observed.lost_gathers}
+        places: dict[Line, list[Line]] = {lost.gather: [] for lost in observed.lost_gathers}
         for lost in observed.lost_gathers:
             places[lost.gather].append(lost.place)
         for gather, uses in places.items():
             yield (
-                Sighting(text="gathers activations that need a gradient; all_gather returns plain numbers", place=gather),
+                Sighting(
+                    text="gathers activations that need a gradient; all_gather returns plain numbers", place=gather
+                ),
                 *(Sighting(text="computes a loss from them", place=use) for use in uses[:4]),
             )
 

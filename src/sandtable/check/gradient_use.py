@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from sandtable.check.sightings import Sighting, evidence_of, names_of, seen_together
@@ -16,8 +17,8 @@ def missing_zero_grad(trace: Trace, timeline: Timeline | None) -> Iterator[Findi
     """Report updates with gradients that still hold those of the update before."""
 
     def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
-        for optimizer, steps in _steps(observed).items():
-            for previous, step in zip(steps, steps[1:], strict=False):
+        for _optimizer, steps in _steps(observed).items():
+            for previous, step in itertools.pairwise(steps):
                 carried = step.facts.get("carried")
                 if carried:
                     backward = _last(observed, EventKind.BACKWARD, step)

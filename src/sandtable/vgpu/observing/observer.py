@@ -25,6 +25,8 @@ from sandtable.trace import (
 )
 from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.events import EventLog
+from sandtable.vgpu.observing.files import follow_files
+from sandtable.vgpu.observing.loading import LoaderWatcher
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.training import follow_training
@@ -45,6 +47,7 @@ class Observer:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
+        self._loaders = LoaderWatcher(self.log)
         self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
     def install(self) -> None:
@@ -53,6 +56,8 @@ class Observer:
         self._core.follow_races(True)
         self._parameters.install()
         self._wrappers.install()
+        self._loaders.install()
+        follow_files(self.log, self._core)
         follow_replacements(self.log, self._parameters.has_optimizer)
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
@@ -78,6 +83,7 @@ class Observer:
     ) -> Observations:
         """Return what was observed. `records` and `calls` are the columns as they were written."""
         core = self._core
+        self._loaders.finish()
         return Observations(
             rank=rank,
             events=tuple(self.log.events),

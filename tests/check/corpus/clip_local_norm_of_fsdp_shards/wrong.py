@@ -15,7 +15,9 @@ dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.manual_seed(0)
 model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True), num_layers=2)
-model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({nn.TransformerEncoderLayer}), device_id=torch.cuda.current_device())
+model = FSDP(
+    model, auto_wrap_policy=ModuleWrapPolicy({nn.TransformerEncoderLayer}), device_id=torch.cuda.current_device()
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 torch.manual_seed(dist.get_rank())
 for _ in range(5):
