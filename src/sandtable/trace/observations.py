@@ -37,6 +37,7 @@ __all__ = [
     "GradientScale",
     "HeldParameters",
     "HostCopy",
+    "LostGather",
     "Observations",
     "Race",
     "RaceKind",
@@ -67,12 +68,24 @@ class EventKind(StrEnum):
     """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
     FORWARD = "forward"
     """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
+    WRAPPER_BACKWARD = "wrapper backward"
+    """A backward pass begins, told of each wrapper: whether it has seen the forward pass, and whether the pass wrote
+    gradients of its module."""
+    REPLACED = "replaced"
+    """A model may get new parameters after an optimizer was made; `how` says by what."""
+    MOVED = "moved"
+    """A wrapper, or the module inside one, is moved or converted."""
     NO_SYNC = "no sync"
     NO_SYNC_END = "no sync end"
     LOADER = "loader"
     """An iteration over a data loader begins; its facts are the loader's settings."""
     LOADER_END = "loader end"
+    SAMPLER = "sampler"
+    """An iteration over a sampler of torch that shards begins."""
     SET_EPOCH = "set epoch"
+    READ = "read"
+    """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
+    WRITE = "write"
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
@@ -203,6 +216,15 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostGather:
+    """Activations of all ranks, gathered at `gather` in a way that gradients do not pass, and multiplied at `place`."""
+
+    gather: Line
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -225,6 +247,7 @@ class Observations:
     cache_flushes: tuple[CacheFlush, ...] = ()
     checkpoint_reads: tuple[CheckpointRead, ...] = ()
     input_waits: tuple[InputWait, ...] = ()
+    lost_gathers: tuple[LostGather, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -275,6 +298,7 @@ _ROWS: dict[str, Any] = {
     "cache_flushes": CacheFlush,
     "checkpoint_reads": CheckpointRead,
     "input_waits": InputWait,
+    "lost_gathers": LostGather,
 }
 
 

@@ -38,6 +38,7 @@ _UNITS = {
         "races",
         "identity",
         "gradient_scale",
+        "gathers",
         "allocator",
         "device",
         "facts",

@@ -350,6 +350,7 @@ void VirtualAllocator::free(Block* block) {
   block->written_line = 0;
   block->scale = {};
   block->contents.clear();
+  block->gather = 0;
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

@@ -23,6 +23,7 @@
 
 #include "device.h"
 #include "exclusions.h"
+#include "gathers.h"
 #include "identity.h"
 #include "operators.h"
 #include "races.h"
@@ -166,6 +167,7 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
   GradientScale scale = scale_of(from);
   write_identity(to, mix(identity, static_cast<Digest>(to.scalar_type())));
   write_scale(to, scale);
+  follow_gather_copy(to, from);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

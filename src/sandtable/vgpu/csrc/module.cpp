@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "audit_events.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "nccl.h"
 #include "operators.h"
@@ -141,6 +142,13 @@ py::tuple stream_tuple(const c10::Stream& stream) {
 py::tuple place_tuple(uint32_t number) {
   const Line& line = known_lines()[number < known_lines().size() ? number : 0];
   return py::make_tuple(line.file, line.line, line.function);
+}
+
+py::list lost_gather_list() {
+  py::list out;
+  for (const LostGather& one : lost_gathers())
+    out.append(py::make_tuple(place_tuple(one.gather_line), place_tuple(one.line), one.row));
+  return out;
 }
 
 py::list race_list() {
@@ -528,6 +536,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("memory_living", [](int device) { return use_list(VirtualAllocator::get().living(device)); });
   m.def("call_devices", &call_device_list);
   m.def("host_reads", &host_read_list);
+  m.def("lost_gathers", &lost_gather_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);

@@ -18,6 +18,7 @@
 
 #include "compatibility.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "recorder.h"
@@ -685,6 +686,8 @@ std::vector<GradientScale> VirtualGroup::sums_of(const Call& call) const {
 Digest VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
     return 0;
+  if (call.op == "all_gather")
+    note_gather(call.inputs, call.outputs);
   Digest op = digest_of(call.op);
   Identity given = same(op);
   for (const at::Tensor& tensor : call.inputs)

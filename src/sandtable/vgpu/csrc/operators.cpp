@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "recorder.h"
@@ -571,9 +572,11 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     facts = infer_facts(op, info, plan, *stack);
   std::optional<Lineage> lineage;
   Scales scales;
+  uint32_t gather = 0;
   if (follows_identities() && !info.is_view) {
     lineage.emplace(info, *stack);
     scales = scales_of_results(info, *stack);
+    gather = gather_of_result(info, *stack);
     if (info.is_random) {
       Digest draw = next_draw(info, *stack);
       lineage->add(draw);
@@ -626,6 +629,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
           write_identity(tensor, lineage->of(i, j));
         if (j < scales.size())
           write_scale(tensor, scales[j]);
+        if (gather != 0)
+          write_gather(tensor, gather);
         if (follows_races() && !info.is_view)
           touch(tensor, true);
       }

@@ -29,12 +29,13 @@ class EventLog:
         self._numbers: dict[str, weakref.WeakKeyDictionary[Any, int]] = defaultdict(weakref.WeakKeyDictionary)
         self._counts: dict[str, int] = defaultdict(int)
 
-    def note(self, kind: EventKind, *, subject: int = 0, **facts: Any) -> None:
-        """Note an event at the line of the script that is running."""
+    def note(self, kind: EventKind, *, subject: int = 0, **facts: Any) -> dict[str, Any]:
+        """Note an event at the line of the script that is running; return its facts, to which more may be added."""
         if len(self.events) < _MOST_EVENTS and not self.core.is_compiling():
             self.events.append(
                 ScriptEvent(kind=kind, row=self.core.num_rows(), place=self.place(), subject=subject, facts=facts)
             )
+        return facts
 
     def place(self) -> Line:
         """Return the line of the script that is running."""
@@ -49,7 +50,7 @@ class EventLog:
         return numbers[thing]
 
 
-def safely(notice: Callable[..., None]) -> Callable[..., None]:
+def safely(notice: Callable[..., object]) -> Callable[..., None]:
     """Return the function as one whose failure is a note, and no error of the script."""
 
     @functools.wraps(notice)
@@ -63,7 +64,7 @@ def safely(notice: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def before(owner: Any, name: str, notice: Callable[..., None]) -> None:
+def before(owner: Any, name: str, notice: Callable[..., object]) -> None:
     """Call `notice` with the arguments of each call of this function, before it."""
     original, notice = getattr(owner, name), safely(notice)
 
@@ -75,7 +76,7 @@ def before(owner: Any, name: str, notice: Callable[..., None]) -> None:
     setattr(owner, name, call)
 
 
-def after(owner: Any, name: str, notice: Callable[..., None]) -> None:
+def after(owner: Any, name: str, notice: Callable[..., object]) -> None:
     """Call `notice` with the result and the arguments of each call of this function, after it."""
     original, notice = getattr(owner, name), safely(notice)
 

@@ -9,6 +9,7 @@ from weakref import ref
 
 from sandtable.trace import EventKind, GradientScale, Group, HeldParameters, Line, Snapshot, WatchedParameter
 from sandtable.vgpu.observing.events import EventLog, after, safely
+from sandtable.vgpu.observing.gradients import GradientLedger
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,9 @@ __all__ = ["ParameterWatcher"]
 _MOST_SNAPSHOTS = 16
 _MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
+_MOST_CLIPS = 2
+_MOST_UPDATES = 8
+"""Updates at which is noted whose gradients they use; what goes wrong does so from the start."""
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
@@ -38,6 +42,9 @@ class ParameterWatcher:
         self._num_updates = 0
         self._is_read = False
         self._is_by_hand = False
+        self._num_clips = 0
+        self.gradients = GradientLedger(self._living)
+        self._found: dict[int, dict[str, Any]] = {}
 
     def install(self) -> None:
         """Watch optimizers that are made from now on, and their steps."""
@@ -105,6 +112,12 @@ class ParameterWatcher:
         self.read()
         self._take("parameters", self._living())
 
+    def note_clip(self) -> None:
+        """Take the identities of all gradients before they are clipped."""
+        if self._is_read and self._num_clips < _MOST_CLIPS:
+            self._num_clips += 1
+            self._take("gradients before clipping", [None if each is None else each.grad for each in self._living()])
+
     def _on_optimizer(self, result: None, optimizer: Any, *args: Any, **options: Any) -> None:
         self._optimizers.append(ref(optimizer))
         self._log.note(
@@ -118,7 +131,12 @@ class ParameterWatcher:
             return
         self.read()
         self._note_held(optimizer)
-        self._log.note(EventKind.OPTIMIZER_STEP, subject=self._log.number_of("optimizer", optimizer))
+        number = self._log.number_of("optimizer", optimizer)
+        found = self.gradients.before_update(self._held[number].parameters)
+        if self._num_updates < _MOST_UPDATES:
+            found["unheld"] = self._unheld()
+            found["foreign"], found["idle_foreign"] = self._foreign(optimizer)
+        self._found[number] = self._log.note(EventKind.OPTIMIZER_STEP, subject=number, **found)
         tensors = self._living()
         if self._num_updates:
             self._take("before", tensors)
@@ -152,6 +170,43 @@ class ParameterWatcher:
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
         self._num_updates += 1
+        number = self._log.number_of("optimizer", optimizer)
+        if number in self._found:
+            self.gradients.after_update(self._held[number].parameters, self._found.pop(number))
+
+    def has_optimizer(self) -> bool:
+        """Return whether an optimizer has been made."""
+        return bool(self._optimizers)
+
+    def holders_of(self, tensors: Sequence[Any]) -> list[int]:
+        """Return the optimizers that hold one of these tensors."""
+        wanted = set(map(id, tensors))
+        return [
+            self._log.number_of("optimizer", optimizer)
+            for optimizer in filter(None, (made() for made in self._optimizers))
+            if any(id(tensor) in wanted for group in optimizer.param_groups for tensor in group["params"])
+        ]
+
+    def _unheld(self) -> list[int]:
+        """Return the watched parameters that have a gradient, and that no optimizer holds."""
+        held = {
+            id(tensor)
+            for optimizer in filter(None, (made() for made in self._optimizers))
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+        }
+        tensors = self._living()
+        return [index for index in self.gradients.with_gradients() if id(tensors[index]) not in held]
+
+    def _foreign(self, optimizer: Any) -> tuple[int, int]:
+        """Return how many tensors the optimizer holds that no module has, and how many of them have no gradient."""
+        foreign = [
+            tensor
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if self.index_of(tensor) < 0 and tensor.is_leaf
+        ]
+        return len(foreign), sum(tensor.grad is None for tensor in foreign)
 
     def _note_held(self, optimizer: Any) -> None:
         number = self._log.number_of("optimizer", optimizer)
