@@ -40,6 +40,7 @@ from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
+from sandtable.vgpu.loop_state import LoaderWatcher
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.observing import Observer, observe
 from sandtable.vgpu.ordering import in_order
@@ -126,6 +127,8 @@ class Capture:
         self._flat_buffers = flat_buffers
         self._host_memory = host_memory
         self._observer = observer
+        self._loaders = LoaderWatcher()
+        self._loaders.install()
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -225,6 +228,16 @@ class Capture:
         self._settings = settings
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
+
+    @property
+    def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """What is known of the data loaders of the script."""
+        return tuple(tuple(state) for state in self._loaders.states)
+
+    @property
+    def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
+        """The groups that `new_group` was called for."""
+        return tuple(self._groups.made)
 
     def observations(self) -> Observations | None:
         """Return what was observed, if anything was to be."""

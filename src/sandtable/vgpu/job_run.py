@@ -181,8 +181,8 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
                 names = ", ".join(map(str, sorted(primaries)))
                 listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))
                 continue
-            error = failure
             classes = session.wind_down(failure)
+            error = session.explained(failure)
         finally:
             session.close()
             remove_node_memory(task(0).records_path)

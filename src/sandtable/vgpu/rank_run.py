@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sandtable.trace import Observations, RankRecords
 from sandtable.vgpu.failures import exit_code, failure
+from sandtable.vgpu.loop_state import stack_of
 from sandtable.vgpu.processes import private_bytes
 from sandtable.vgpu.protocol import RankFailed, RankSaved
 from sandtable.vgpu.rank_channel import RankChannel
@@ -18,6 +19,14 @@ __all__ = ["RunningCapture", "conclude", "observations_path", "stop_on_signal", 
 
 class RunningCapture(Protocol):
     """A running capture in this process."""
+
+    @property
+    def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """What is known of the data loaders of the script (`LoaderState`)."""
+
+    @property
+    def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
+        """The groups that `new_group` was called for (`MadeGroup`)."""
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
@@ -70,6 +79,9 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
                 private_bytes=private_bytes("self"),
                 has_flat_buffers=bool(records.flat_buffers),
                 chunked_dims=records.chunked_dims,
+                stack=stack_of(error),
+                loaders=capture.loaders,
+                made_groups=capture.made_groups,
             )
         )
     except Exception:
