@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sandtable.check.incomplete import not_captured, unsure_classes
+from sandtable.check.meetings import MEETING_RULES
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
@@ -21,6 +22,7 @@ RULES: dict[str, Rule] = {
     "ranks-not-captured": not_captured,
     "unequal-steps": unequal_steps,
     "unsure-classes": unsure_classes,
+    **MEETING_RULES,
 }
 
 

@@ -60,6 +60,7 @@ _RAISED_REMEDY = (
     "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by all_reduce "
     "before any of them leaves"
 )
+_LOADER_FILES = os.path.join("torch", "utils", "data", "")
 _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"
 
 
@@ -87,6 +88,7 @@ def failure(error: BaseException) -> RankFailed:
         file=file,
         line=line,
         remedy=missing_module_remedy(error) or description_remedy(str(error)),
+        is_data=any(_LOADER_FILES in frame.tb_frame.f_code.co_filename for frame in _frames(error.__traceback__)),
     )
 
 

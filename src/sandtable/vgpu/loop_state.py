@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sandtable.vgpu.failures import is_library, script_place
+from sandtable.vgpu.stop import StopCapture
 
 __all__ = ["LoaderState", "LoaderWatcher", "stack_of"]
 
@@ -32,6 +33,9 @@ class LoaderWatcher:
 
     def __init__(self) -> None:
         self._states: dict[tuple[str, int], list[Any]] = {}
+        self._num_epochs: dict[tuple[str, int], int] = {}
+        self.max_epochs = 0
+        """Stop before a loader begins once more than this; 0 for no limit."""
 
     @property
     def states(self) -> tuple[LoaderState, ...]:
@@ -47,8 +51,11 @@ class LoaderWatcher:
 
         @functools.wraps(begin)
         def iterate(loader: Any) -> Any:
-            iterator = begin(loader)
             place = script_place()
+            number = self._num_epochs[place] = self._num_epochs.get(place, 0) + 1
+            if 0 < self.max_epochs < number:
+                raise StopCapture("steps")
+            iterator: Any = begin(loader)
             self._states.pop(place, None)
             if len(self._states) < _MOST_LOADERS:
                 iterator._sandtable_state = self._states[place] = [0, False]
@@ -68,7 +75,7 @@ class LoaderWatcher:
             return batch
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign,assignment]
 
 
 def stack_of(error: BaseException | None) -> tuple[tuple[str, int], ...]:

@@ -168,6 +168,8 @@ class MessageHandler:
             stack=message.stack,
             loaders=tuple(LoaderState(*state) for state in message.loaders),
             made_groups=tuple(MadeGroup(*group) for group in message.made_groups),
+            is_followed=message.is_followed,
+            has_ended=message.has_ended,
         )
 
     def _on_failed(self, process: RankProcess, message: RankFailed) -> None:

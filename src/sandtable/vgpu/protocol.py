@@ -205,7 +205,8 @@ class RankSaved(NamedTuple):
     """The rank has saved its records and ends.
 
     `stack` are the script's lines where it was stopped, `loaders` what is known of its data loaders (`loop_state.py`), and
-    `made_groups` the groups it saw made by `new_group` (`group_order.py`).
+    `made_groups` the groups it saw made by `new_group` (`group_order.py`). It may have been followed after the records
+    ended, to the end of the script if it `has_ended`.
     """
 
     stop_reason: str
@@ -217,6 +218,8 @@ class RankSaved(NamedTuple):
     stack: tuple[tuple[str, int], ...] = ()
     loaders: tuple[tuple[str, int, int, bool], ...] = ()
     made_groups: tuple[tuple[tuple[int, ...], str, int], ...] = ()
+    is_followed: bool = False
+    has_ended: bool = False
 
 
 class RankFailed(NamedTuple):
@@ -229,6 +232,8 @@ class RankFailed(NamedTuple):
     file: str = ""
     line: int = 0
     remedy: str = ""
+    is_data: bool = False
+    """Whether the exception came out of a data loader, whose numbers are real."""
 
 
 # ---- to a rank ----

@@ -30,6 +30,9 @@ class RankOutcome:
     stack: tuple[tuple[str, int], ...] = ()
     loaders: tuple[LoaderState, ...] = ()
     made_groups: tuple[MadeGroup, ...] = ()
+    is_followed: bool = False
+    has_ended: bool = False
+    """Whether the script has ended by itself."""
 
 
 class RankProcess:

@@ -25,6 +25,10 @@ class RunningCapture(Protocol):
         """What is known of the data loaders of the script (`LoaderState`)."""
 
     @property
+    def is_followed(self) -> bool:
+        """Whether all wanted steps were captured, and the script went on."""
+
+    @property
     def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
         """The groups that `new_group` was called for (`MadeGroup`)."""
 
@@ -73,7 +77,7 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
             observations.save(observations_path(task))
         channel.report(
             RankSaved(
-                stop_reason=reason,
+                stop_reason=records.stop_reason,
                 digest=records.digest(),
                 num_steps=records.num_steps,
                 private_bytes=private_bytes("self"),
@@ -82,6 +86,8 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
                 stack=stack_of(error),
                 loaders=capture.loaders,
                 made_groups=capture.made_groups,
+                is_followed=capture.is_followed,
+                has_ended=reason == SCRIPT_ENDED,
             )
         )
     except Exception:

@@ -38,7 +38,7 @@ from sandtable.vgpu.rank_process import RankOutcome, RankProcess
 from sandtable.vgpu.settings import Job, RankTask
 from sandtable.vgpu.sharded_ranks import ShardedRanks, ShardReader
 from sandtable.vgpu.shared_files import SharedFiles
-from sandtable.vgpu.stop import DEADLOCK, FAILED, MISMATCH, OTHER_RANK_FAILED, SCRIPT_ENDED
+from sandtable.vgpu.stop import DEADLOCK, ENOUGH_STEPS, FAILED, MISMATCH, OTHER_RANK_FAILED, SCRIPT_ENDED
 from sandtable.vgpu.turns import Turns
 
 __all__ = ["RankStarter", "Session"]
@@ -62,6 +62,12 @@ _FAILURE_SECONDS = 2.0
 _STOP_SECONDS = 1.0
 _SAVE_SECONDS = 3.0
 """After a failure, how long ranks have to answer a stop, and then how long a signal."""
+
+_OF_SURROUNDINGS = tuple(
+    f"raised {name}"
+    for name in ("FileNotFoundError", "FileExistsError", "PermissionError", "OSError", "ImportError", "ModuleNotFoundError")
+)
+"""Failures that say more about this machine than about the script."""
 
 _STOP_REASONS = {
     DEADLOCK_CYCLE: DEADLOCK,
@@ -143,6 +149,7 @@ class Session:
         self._quiet_since: tuple[float, int] | None = None
         self._stop_reason: str | None = None
         self._failures: list[tuple[int, RankFailed]] = []
+        self._late_failures: list[tuple[int, RankFailed]] = []
         self._failed_since = 0.0
         self._messages = MessageHandler(
             self.broker,
@@ -221,8 +228,15 @@ class Session:
             if not process.is_closed:
                 process.close()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether all ranks of the world made all wanted steps, and were followed from there on."""
+        return len(self.outcomes) == self._job.world_size and all(
+            outcome.is_followed for outcome in self.outcomes.values()
+        )
+
     def explained(self, error: FindingError) -> FindingError:
-        """Return the error with what is known once all ranks have been stopped: an earlier cause, or a better reason."""
+        """Return the error with what is known when all ranks have been stopped: an earlier cause, or a better reason."""
         if not isinstance(error, MismatchError):
             return error
         earlier = self._find_group_mismatch()
@@ -238,7 +252,7 @@ class Session:
 
     def _find_group_mismatch(self) -> MismatchError | None:
         made = {rank: outcome.made_groups for rank, outcome in sorted(self.outcomes.items())}
-        ended = {rank for rank, outcome in self.outcomes.items() if outcome.stop_reason == SCRIPT_ENDED}
+        ended = {rank for rank, outcome in self.outcomes.items() if outcome.has_ended}
         return find_group_mismatch(made, ended=ended)
 
     # ---- what to run ----
@@ -335,6 +349,7 @@ class Session:
                 key.data()
             self._deliver()
             self._end_failures()
+            self._end_late_failures()
             if events:
                 self._quiet_since = None
             else:
@@ -352,6 +367,23 @@ class Session:
             failed = {rank for rank, _ in self._failures}
             waits = [wait for wait in self.broker.waiting() if failed & set(wait.missing)]
             raise script_error(*self._failures[0], waits)
+
+    def _end_late_failures(self) -> None:
+        """Raise the first failure after the captured steps if other ranks wait for the one that failed.
+
+        Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0 logs
+        and saves, ends the following and nothing else.
+        """
+        if not self._late_failures or (self._live and not self.broker.is_stuck()):
+            return
+        credible = [(rank, failed) for rank, failed in self._late_failures if _is_credible(rank, failed)]
+        for rank, failed in credible:
+            waits = [wait for wait in self.broker.waiting() if rank in wait.missing]
+            if waits:
+                raise script_error(rank, failed, waits)
+        for rank, _ in self._late_failures:
+            self.broker.end(rank, ENOUGH_STEPS)
+        self._late_failures.clear()
 
     def _ends_within(self, seconds: float) -> bool:
         """Handle events until no rank runs, or none has ended for this long; return whether all have ended."""
@@ -424,6 +456,10 @@ class Session:
             self.outcomes[process.rank] = process.outcome
         if self._stop_reason is not None:
             return
+        if process.failure is not None and process.outcome is not None and process.outcome.is_followed:
+            self._late_failures.append((process.rank, process.failure))
+            self.broker.end(process.rank, FAILED)
+            return
         if process.failure is not None or process.outcome is None:
             failed = process.failure or died(exit_code, process.err_lines.kept)
             if process.is_sample and is_missing_file(failed):
@@ -439,7 +475,8 @@ class Session:
             self.broker.end(process.rank, FAILED)
             return
         self._listen(RankCaptured(rank=process.rank, is_sample=process.is_sample, num_steps=process.outcome.num_steps))
-        self.broker.end(process.rank, process.outcome.stop_reason)
+        has_ended = process.outcome.has_ended
+        self.broker.end(process.rank, SCRIPT_ENDED if has_ended else process.outcome.stop_reason)
 
     def _release(self, process: RankProcess) -> None:
         for source in (process.channel, process.out, process.err):
@@ -466,3 +503,8 @@ class Session:
         for rank in [peer, *members] if is_small else [peer]:
             if rank not in self._known and len(self.primaries) < self._job.limits.max_primaries:
                 self._enqueue(rank, is_primary=True)
+
+
+def _is_credible(rank: int, failed: RankFailed) -> bool:
+    """Return whether a failure after the captured steps is the script's own, not one of missing files or numbers."""
+    return (rank != 0 or failed.is_data) and not failed.text.startswith(_OF_SURROUNDINGS)

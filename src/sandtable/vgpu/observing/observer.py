@@ -49,6 +49,12 @@ class Observer:
         self._parameters.install()
         follow_training(self.log, self._parameters.index_of)
 
+    def follow(self) -> None:
+        """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
+        self._core.follow_identities(False)
+        self._core.follow_races(False)
+        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
+
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
         self.log.note(EventKind.BACKWARD)
