@@ -26,11 +26,15 @@ class EventLog:
     def __init__(self, core: ModuleType) -> None:
         self.core = core
         self.events: list[ScriptEvent] = []
+        self.only: frozenset[EventKind] | None = None
+        """The kinds of events to note; None for all."""
         self._numbers: dict[str, weakref.WeakKeyDictionary[Any, int]] = defaultdict(weakref.WeakKeyDictionary)
         self._counts: dict[str, int] = defaultdict(int)
 
     def note(self, kind: EventKind, *, subject: int = 0, **facts: Any) -> dict[str, Any]:
         """Note an event at the line of the script that is running; return its facts, to which more may be added."""
+        if self.only is not None and kind not in self.only:
+            return facts
         if len(self.events) < _MOST_EVENTS and not self.core.is_compiling():
             self.events.append(
                 ScriptEvent(kind=kind, row=self.core.num_rows(), place=self.place(), subject=subject, facts=facts)

@@ -76,6 +76,12 @@ class Observer:
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
 
+    def follow(self) -> None:
+        """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
+        self._core.follow_identities(False)
+        self._core.follow_races(False)
+        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
+
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
         for look in (self._parameters.begin_backward, self._parameters.gradients.begin_backward):
