@@ -19,6 +19,7 @@ from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS, DEVICES
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
 from sandtable.vgpu.package_names import REPLACED_PACKAGES
+from sandtable.vgpu.real_values.settings import ValueSettings
 from sandtable.vgpu.routing import Routing
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
@@ -47,6 +48,7 @@ class RankSettings:
     without: tuple[str, ...] = ()
     costs: str = ""
     observes: bool = True
+    values: ValueSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class Job:
     ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
     named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
     (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted, too.
+    With `values` every tensor has a value, which the ranks save.
     """
 
     script: str
@@ -114,6 +117,7 @@ class Job:
     without: tuple[str, ...] = ()
     costs: str = ""
     observes: bool = True
+    values: ValueSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -217,6 +221,7 @@ class Job:
             without=self.without,
             costs=os.path.abspath(self.costs) if self.costs else "",
             observes=self.observes,
+            values=self.values,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:
