@@ -1,0 +1,223 @@
+"""Slots: which part of which parameter of the single process each rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sandtable.check.parity.streams import Stream
+from sandtable.errors import ParityError
+from sandtable.trace.real_values import ParameterPiece, RankValues
+
+__all__ = ["Layout", "Slot", "find_layout"]
+
+Array = npt.NDArray[Any]
+Fused = Mapping[str, int]
+"""Part of a parameter's name -> how many weights lie in it one behind the other, such as 3 in a fused qkv."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A part of a parameter: elements from `start` on if it is flat, a block at `offset`, or `positions` along `dim`."""
+
+    name: str
+    local_shape: tuple[int, ...]
+    start: int = -1
+    offset: tuple[int, ...] = ()
+    dim: int = -1
+    positions: tuple[int, ...] = ()
+
+    def read(self, whole: Array) -> Array:
+        """Return this part."""
+        if self.start >= 0:
+            length = int(np.prod(self.local_shape))
+            return whole.reshape(-1)[self.start : self.start + length].reshape(self.local_shape)
+        if self.positions:
+            return np.take(whole, self.positions, axis=self.dim)
+        return whole[self._block] if self.offset else whole
+
+    def write(self, whole: Array, part: Array) -> None:
+        """Write this part."""
+        if self.start >= 0:
+            flat = whole.reshape(-1)
+            flat[self.start : self.start + part.size] = part.reshape(-1)
+        elif self.positions:
+            np.moveaxis(whole, self.dim, 0)[list(self.positions)] = np.moveaxis(part, self.dim, 0)
+        else:
+            whole[self._block if self.offset else ...] = part.reshape(self.local_shape)
+
+    @property
+    def _block(self) -> tuple[slice, ...]:
+        return tuple(slice(begin, begin + size) for begin, size in zip(self.offset, self.local_shape, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The shapes of the single process's parameters, and the slots of each rank by its own name of the parameter."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    slots: tuple[Mapping[str, Slot], ...]
+    unmatched: tuple[str, ...] = ()
+    """Parameters of the single process that no rank holds."""
+    pieces: tuple[Mapping[str, ParameterPiece], ...] = field(default=())
+
+    def holders(self, name: str) -> Iterator[tuple[int, str, Slot]]:
+        """Yield rank, its own name and its slot, for all that hold a part of this parameter."""
+        for rank, slots in enumerate(self.slots):
+            for own, slot in slots.items():
+                if slot.name == name:
+                    yield rank, own, slot
+
+    def joined(self, parallel: Sequence[RankValues], update: int) -> dict[str, Array]:
+        """Return the whole parameters before an update; of replicas, the lowest rank's."""
+        wholes: dict[str, Array] = {}
+        for name, shape in self.shapes.items():
+            whole = np.zeros(shape, dtype=np.float32)
+            known = False
+            for rank, own, slot in reversed(list(self.holders(name))):
+                part = parallel[rank].values.get((update, own))
+                if part is not None:
+                    slot.write(whole, part)
+                    known = True
+            if known:
+                wholes[name] = whole
+        return wholes
+
+
+def find_layout(
+    parallel: Sequence[RankValues], outline: RankValues, streams: Sequence[Stream], fused: Fused | None = None
+) -> Layout:
+    """Match the parameters of all ranks with those of the single process, by name, or by order if names do not match."""
+    shapes = {piece.name: piece.shape or piece.local_shape for piece in outline.pieces}
+    names = _renumbered(parallel, shapes, streams) or [
+        {piece.name: piece.name for piece in values.pieces} for values in parallel
+    ]
+    slots: list[dict[str, Slot]] = []
+    for values, own_names in zip(parallel, names, strict=True):
+        mine: dict[str, Slot] = {}
+        for piece in values.pieces:
+            name = own_names.get(piece.name, "")
+            if name in shapes:
+                mine[piece.name] = _slot(piece, name, shapes[name], values, parallel, streams, fused or {})
+        slots.append(mine)
+    held = {slot.name for mine in slots for slot in mine.values()}
+    return Layout(
+        shapes={name: shape for name, shape in shapes.items() if name in held},
+        slots=tuple(slots),
+        unmatched=tuple(name for name in shapes if name not in held),
+        pieces=tuple({piece.name: piece for piece in values.pieces} for values in parallel),
+    )
+
+
+def _slot(
+    piece: ParameterPiece,
+    name: str,
+    shape: tuple[int, ...],
+    values: RankValues,
+    parallel: Sequence[RankValues],
+    streams: Sequence[Stream],
+    fused: Fused,
+) -> Slot:
+    if piece.is_explicit:
+        return Slot(name=name, local_shape=piece.local_shape, start=piece.start, offset=piece.offset)
+    if piece.local_shape == shape:
+        return Slot(name=name, local_shape=shape)
+    cut = _cut(piece.local_shape, shape)
+    if cut is None:
+        raise ParityError(
+            f"a rank must hold a parameter whole, or an equal part of it along one dimension, but rank {values.rank} "
+            f"holds {list(piece.local_shape)} of {name} {list(shape)}; give sizes that tp divides with --shrink"
+        )
+    dim, count = cut
+    index = _index(values, piece.name, count, parallel, streams)
+    parts = next((parts for text, parts in fused.items() if text in name), 1)
+    length = shape[dim] // (count * parts)
+    positions = [
+        part * length * count + index * length + place for part in range(parts) for place in range(length)
+    ]
+    return Slot(name=name, local_shape=piece.local_shape, dim=dim, positions=tuple(positions))
+
+
+def _cut(local: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the dimension along which a shape was cut, and into how many parts."""
+    if len(local) != len(shape):
+        return None
+    cuts = [dim for dim, (part, whole) in enumerate(zip(local, shape, strict=True)) if part != whole]
+    if len(cuts) != 1 or local[cuts[0]] == 0 or shape[cuts[0]] % local[cuts[0]]:
+        return None
+    return cuts[0], shape[cuts[0]] // local[cuts[0]]
+
+
+def _index(
+    values: RankValues, name: str, count: int, parallel: Sequence[RankValues], streams: Sequence[Stream]
+) -> int:
+    """Return which of `count` equal parts a rank holds: its position in a group of that size whose parts differ."""
+    stream = next((stream.ranks for stream in streams if values.rank in stream.ranks), ())
+    groups = [group for group in dict.fromkeys((*values.groups, stream)) if len(group) == count and values.rank in group]
+    inside = [group for group in groups if set(group) <= set(stream)] or groups
+    differing = [group for group in inside if _all_differ([parallel[rank].values.get((0, name)) for rank in group])]
+    for group in (*differing, *inside):
+        return group.index(values.rank)
+    if values.rank in stream and len(stream) % count == 0:
+        return stream.index(values.rank) % count
+    return values.rank % count
+
+
+def _all_differ(arrays: Sequence[Array | None]) -> bool:
+    return not any(
+        one is None or other is None or np.array_equal(one, other) for one, other in combinations(arrays, 2)
+    )
+
+
+def _renumbered(
+    parallel: Sequence[RankValues], shapes: Mapping[str, tuple[int, ...]], streams: Sequence[Stream]
+) -> list[dict[str, str]] | None:
+    """Return names for pipeline stages that number their layers from 0; None if all names of a single process occur."""
+    own = [[piece for piece in values.pieces] for values in parallel]
+    if shapes.keys() <= {piece.name for pieces in own for piece in pieces}:
+        return None
+    names: list[dict[str, str]] = [{} for _ in parallel]
+    for stream in streams:
+        matched = next(filter(None, (_match(own, stages, shapes) for stages in _stages(stream.ranks))), None)
+        if matched is None:
+            return None
+        for rank, mapping in matched.items():
+            names[rank] = mapping
+    return names
+
+
+def _stages(ranks: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the ways to make stages of equal size of these ranks: of neighbours, then of every n-th."""
+    for count in range(2, len(ranks) + 1):
+        if len(ranks) % count == 0:
+            size = len(ranks) // count
+            yield [ranks[stage * size : (stage + 1) * size] for stage in range(count)]
+            if size > 1:
+                yield [ranks[stage::count] for stage in range(count)]
+
+
+def _match(
+    own: Sequence[Sequence[ParameterPiece]], stages: Sequence[tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[int, dict[str, str]] | None:
+    """Match the parameters of the stages, one behind the other, with those of a single process in order."""
+    matched: dict[int, dict[str, str]] = {}
+    wanted = list(shapes.items())
+    at = 0
+    for stage in stages:
+        first = [(piece.name, piece.local_shape) for piece in own[stage[0]]]
+        if any([(piece.name, piece.local_shape) for piece in own[rank]] != first for rank in stage):
+            return None
+        here = wanted[at : at + len(first)]
+        at += len(first)
+        if len(here) < len(first) or not all(
+            local == shape or _cut(local, shape) for (_, local), (_, shape) in zip(first, here, strict=True)
+        ):
+            return None
+        for rank in stage:
+            matched[rank] = {mine: name for (mine, _), (name, _) in zip(first, here, strict=True)}
+    return matched if at == len(wanted) else None
