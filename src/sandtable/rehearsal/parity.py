@@ -14,7 +14,7 @@ from sandtable.check.parity import ReferencePlan, parity_findings, plan_referenc
 from sandtable.check.parity.differences import Measured
 from sandtable.cluster import Cluster
 from sandtable.errors import ParityError
-from sandtable.events import Noticed
+from sandtable.events import Noticed, ignore
 from sandtable.findings import Finding, place_text
 from sandtable.rehearsal.script import LaunchOptions, make_job
 from sandtable.trace.guide import Guide
@@ -169,7 +169,8 @@ class _Runs:
         values = ValueSettings(directory=str(folder), guide=str(folder / "guide") if guide is not None else "")
         self._options.listen(Noticed(text=f"parity: running with {what}"))
         captured = self._launcher.capture(
-            replace(job, values=values, observes=False), listen=self._options.listen
+            replace(job, values=values, observes=False),
+            listen=self._options.listen if guide is None and job.world_size > 1 else ignore,
         )
         if captured.error is not None:
             remedy = "make one process of it with --single" if job.world_size == 1 else "check --shrink"

@@ -78,6 +78,8 @@ class RankValues:
     """Of parameters before an update; those of the number behind the last are the final ones."""
     gradients: Mapping[tuple[int, str], Array]
     """As the optimizer got them; missing where a parameter had none."""
+    unclipped_gradients: Mapping[tuple[int, str], Array]
+    """Before their norm was clipped, if it was."""
     raw_gradients: Mapping[tuple[int, str], Array]
     """As the last backward pass before the update left them."""
     num_backwards: tuple[int, ...]
@@ -89,7 +91,7 @@ class RankValues:
     unknown: tuple[tuple[str, Place], ...] = ()
     """Operators whose results could not be computed, and the first line of each."""
     is_half: bool = False
-    """Whether autocast was on."""
+    """Whether any operator computed in half precision."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """Where things happened: "step", "backward"."""
 
@@ -145,7 +147,7 @@ class RankValues:
         )
 
 
-_ARRAYS = ("values", "gradients", "raw_gradients")
+_ARRAYS = ("values", "gradients", "unclipped_gradients", "raw_gradients")
 
 
 def write_arrays(path: str | PathLike[str], document: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

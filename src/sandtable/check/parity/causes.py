@@ -69,8 +69,8 @@ def _own_samples(difference: Difference, measured: Measured, tolerance: float) -
     if replica is None or num_streams < 2:
         return None
     key = (difference.update, difference.name)
-    local = replica.gradients.get(key)
-    gradient = measured.parallel[difference.rank].gradients.get((difference.update, difference.own_name))
+    local = getattr(replica, difference.kind).get(key)
+    gradient = getattr(measured.parallel[difference.rank], difference.kind).get((difference.update, difference.own_name))
     if local is None or gradient is None:
         return None
     found = likeness(gradient, difference.slot.read(local.reshape(measured.plan.layout.shapes[difference.name])))
@@ -87,10 +87,11 @@ def _own_samples(difference: Difference, measured: Measured, tolerance: float) -
 
 def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
     """The ranks that hold the same parameter and read the same samples have parts that add up to the gradient."""
-    layout, expected = measured.plan.layout, measured.update.gradients[difference.update, difference.name]
+    layout = measured.plan.layout
+    expected = getattr(measured.update, difference.kind)[difference.update, difference.name]
     stream = measured.stream_of(difference.rank)
     parts = {
-        rank: measured.parallel[rank].gradients.get((difference.update, own))
+        rank: getattr(measured.parallel[rank], difference.kind).get((difference.update, own))
         for rank, own, slot in layout.holders(difference.name)
         if rank in stream and slot == difference.slot
     }
@@ -101,7 +102,6 @@ def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause
     if all(np.allclose(arrays[0], other, rtol=1e-4, atol=1e-12) for other in arrays[1:]):
         return None  # equal: scaled, not in parts
     whole = difference.slot.read(expected.reshape(layout.shapes[difference.name]))
-    ranks = ", ".join(map(str, present))
     for divisor, how in ((1, "their sum"), (len(arrays), "their mean")):
         total = np.sum([array.astype(np.float64) for array in arrays], axis=0) / divisor
         found = likeness(total, whole)
@@ -109,7 +109,7 @@ def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause
             return Cause(
                 kind=CauseKind.PART,
                 what=f"is only a part on ranks that share a copy of the model: {how} is the single-process gradient",
-                guess=f"is a reduction over the tensor-parallel group (such as ranks {ranks}) missing?",
+                guess="is a reduction over tp missing?",
                 remedy="all-reduce it over the tensor-parallel group: in the backward pass of the layer's input, or for "
                 "parameters of sequence-parallel layers before the optimizer steps",
             )

@@ -17,6 +17,9 @@ __all__ = ["Difference", "Likeness", "Measured", "compare_changes", "compare_gra
 
 Array = npt.NDArray[Any]
 
+_SAME = 0.01
+"""Ratios that are as close are one."""
+
 _NEGLIGIBLE = 1e-5
 """Gradients smaller than this, per element and against the largest of all parameters, are noise."""
 
@@ -68,23 +71,43 @@ class Difference:
     norm: float
     expected_norm: float
     slot: Slot
+    kind: str = "gradients"
+    """Which gradients differ, as a field of RankValues."""
 
 
 def compare_gradients(measured: Measured) -> list[Difference]:
-    """Return the gradients that differ from the single process's, each at the first update at which it does."""
-    found: dict[tuple[str, int], Difference] = {}
+    """Return the gradients that differ from the single process's at the first update at which any does.
+
+    After that, replicas whose updates differed are no longer equal, and no single process could be.
+    """
     for update in range(measured.plan.num_updates):
-        floor = _floor(measured.update.gradients, update)
-        for name in measured.plan.layout.shapes:
-            expected = measured.update.gradients.get((update, name))
-            if expected is None:
-                continue
-            for rank, own, slot in measured.plan.layout.holders(name):
-                piece = measured.plan.layout.pieces[rank][own]
-                if (name, rank) in found or piece.has_partial_gradient or not piece.is_held:
-                    continue
+        unclipped = _compare(measured, update, "unclipped_gradients")
+        stepped = _compare(measured, update, "gradients")
+        if unclipped and _is_one_factor(unclipped):
+            return unclipped  # clipping hides a factor that all gradients have
+        if stepped:
+            return stepped
+    return []
+
+
+def _is_one_factor(differences: Sequence[Difference]) -> bool:
+    found = [one.likeness for one in differences]
+    ratios = [one.ratio for one in found if one is not None and one.rest < _SAME]
+    return len(ratios) == len(found) and max(ratios) - min(ratios) <= _SAME * abs(max(ratios))
+
+
+def _compare(measured: Measured, update: int, kind: str) -> list[Difference]:
+    """Return the gradients of one kind that differ at one update."""
+    found: dict[tuple[str, int], Difference] = {}
+    wanted = getattr(measured.update, kind)
+    floor = _floor(wanted, update)
+    for name in measured.plan.layout.shapes:
+        expected = wanted.get((update, name))
+        for rank, own, slot in measured.plan.layout.holders(name) if expected is not None else ():
+            piece, gradients = measured.plan.layout.pieces[rank][own], getattr(measured.parallel[rank], kind)
+            if gradients and piece.is_held and not piece.has_partial_gradient:
                 part = slot.read(_whole(expected, measured.plan.layout.shapes[name]))
-                gradient = measured.parallel[rank].gradients.get((update, own))
+                gradient = gradients.get((update, own))
                 difference = _difference(gradient, part, floor, measured.rtol)
                 if difference is not None and part.size:
                     found[name, rank] = Difference(
@@ -96,40 +119,50 @@ def compare_gradients(measured: Measured) -> list[Difference]:
                         norm=0.0 if gradient is None else float(np.linalg.norm(gradient)),
                         expected_norm=float(np.linalg.norm(part)),
                         slot=slot,
+                        kind=kind,
                     )
     return list(found.values())
 
 
 def compare_changes(measured: Measured) -> Iterator[Difference]:
     """Yield the parameters that an update changes otherwise than in a single process, though their gradients agree."""
+    layout = measured.plan.layout
+    clear: dict[str, npt.NDArray[np.bool_]] = {}
     for update in range(measured.plan.num_updates):
         floor = _floor(measured.update.gradients, update)
-        for name, shape in measured.plan.layout.shapes.items():
+        for name, shape in layout.shapes.items():
             gradient = measured.update.gradients.get((update, name))
             before = measured.plan.guides[0].values.get((update, name))
             after = measured.update.values.get((update + 1, name))
-            if gradient is None or before is None or after is None or _rms(gradient) <= 100 * floor:
+            if gradient is None or before is None or after is None:
                 continue
-            for rank, own, slot in measured.plan.layout.holders(name):
-                mine = measured.parallel[rank].values
-                if (update, own) not in mine or (update + 1, own) not in mine:
-                    continue
-                expected = slot.read(_whole(after, shape) - before)
-                change = mine[update + 1, own].reshape(expected.shape) - mine[update, own].reshape(expected.shape)
-                if expected.size == 0 or np.linalg.norm(expected) == 0:
-                    continue
-                found = likeness(change, expected)
-                if found.error > max(10 * measured.rtol, 0.1):
-                    yield Difference(
-                        name=name,
-                        own_name=own,
-                        rank=rank,
-                        update=update,
-                        likeness=found,
-                        norm=float(np.linalg.norm(change)),
-                        expected_norm=float(np.linalg.norm(expected)),
-                        slot=slot,
-                    )
+            large = np.abs(gradient.reshape(shape)) > max(100 * floor, 10 * measured.rtol * _rms(gradient))
+            clear[name] = clear.get(name, large) & large  # Adam makes as much of noise as of a gradient
+            for rank, own, slot in layout.holders(name):
+                values = measured.parallel[rank].values
+                if (update, own) in values and (update + 1, own) in values:
+                    mask, expected = slot.read(clear[name]), slot.read(_whole(after, shape) - before)
+                    change = (values[update + 1, own] - values[update, own]).reshape(expected.shape)
+                    yield from _change(change * mask, expected * mask, (name, own, rank, update, slot), measured.rtol)
+
+
+def _change(
+    change: Array, expected: Array, place: tuple[str, str, int, int, Slot], rtol: float
+) -> Iterator[Difference]:
+    name, own, rank, update, slot = place
+    norm, expected_norm = float(np.linalg.norm(change)), float(np.linalg.norm(expected))
+    found = likeness(change, expected)
+    if expected_norm > 0 and found.error > max(10 * rtol, 0.1):
+        yield Difference(
+            name=name,
+            own_name=own,
+            rank=rank,
+            update=update,
+            likeness=found,
+            norm=norm,
+            expected_norm=expected_norm,
+            slot=slot,
+        )
 
 
 def likeness(array: Array, expected: Array) -> Likeness:

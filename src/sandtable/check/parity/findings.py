@@ -138,6 +138,9 @@ def _losses(measured: Measured, *, is_known: bool) -> Iterator[Finding]:
     loss = _mean_loss([values for values in measured.parallel if values.losses and values.losses[0]])
     if expected is None or loss is None or abs(loss - expected) <= measured.rtol * abs(expected):
         return
+    sizes = {len(group) for values in measured.parallel for group in values.groups} | {len(measured.plan.streams)}
+    if is_known and any(abs(loss / expected * size - 1) < 0.02 for size in sizes if expected):
+        return  # a mean over all ranks, computed as a sum
     yield Finding(
         rule=RULE,
         severity=Severity.NOTE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -97,13 +98,14 @@ def find_layout(
     names = _renumbered(parallel, shapes, streams) or [
         {piece.name: piece.name for piece in values.pieces} for values in parallel
     ]
+    axes = _Axes(parallel, names, shapes, streams)
     slots: list[dict[str, Slot]] = []
     for values, own_names in zip(parallel, names, strict=True):
         mine: dict[str, Slot] = {}
         for piece in values.pieces:
             name = own_names.get(piece.name, "")
             if name in shapes:
-                mine[piece.name] = _slot(piece, name, shapes[name], values, parallel, streams, fused or {})
+                mine[piece.name] = _slot(piece, name, shapes[name], values, axes, fused or {})
         slots.append(mine)
     held = {slot.name for mine in slots for slot in mine.values()}
     return Layout(
@@ -119,8 +121,7 @@ def _slot(
     name: str,
     shape: tuple[int, ...],
     values: RankValues,
-    parallel: Sequence[RankValues],
-    streams: Sequence[Stream],
+    axes: _Axes,
     fused: Fused,
 ) -> Slot:
     if piece.is_explicit:
@@ -134,13 +135,62 @@ def _slot(
             f"holds {list(piece.local_shape)} of {name} {list(shape)}; give sizes that tp divides with --shrink"
         )
     dim, count = cut
-    index = _index(values, piece.name, count, parallel, streams)
+    index = axes.index_of(values.rank, piece.name, count)
     parts = next((parts for text, parts in fused.items() if text in name), 1)
     length = shape[dim] // (count * parts)
-    positions = [
-        part * length * count + index * length + place for part in range(parts) for place in range(length)
-    ]
+    positions = [part * length * count + index * length + place for part in range(parts) for place in range(length)]
     return Slot(name=name, local_shape=piece.local_shape, dim=dim, positions=tuple(positions))
+
+
+class _Axes:
+    """Which process group the parts of a parameter are spread over.
+
+    It has as many members as there are parts; all hold the parameter, and their parts have different values. Where that
+    fits several groups, as with biases of zeros, it is the one that fits most other parameters of the rank.
+    """
+
+    def __init__(
+        self,
+        parallel: Sequence[RankValues],
+        names: Sequence[Mapping[str, str]],
+        shapes: Mapping[str, tuple[int, ...]],
+        streams: Sequence[Stream],
+    ) -> None:
+        self._parallel = parallel
+        self._names = names
+        self._streams = {rank: stream.ranks for stream in streams for rank in stream.ranks}
+        self._votes: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        for values, own_names in zip(parallel, names, strict=True):
+            for piece in values.pieces:
+                shape = shapes.get(own_names.get(piece.name, ""))
+                cut = None if shape is None or piece.is_explicit else _cut(piece.local_shape, shape)
+                if cut is not None:
+                    self._votes.update((values.rank, group) for group in self._fitting(values.rank, piece.name, cut[1]))
+
+    def index_of(self, rank: int, name: str, count: int) -> int:
+        """Return which of `count` equal parts a rank holds: its position in the group."""
+        groups = self._fitting(rank, name, count) or self._possible(rank, name, count)
+        if groups:
+            return max(groups, key=lambda group: self._votes[rank, group]).index(rank)
+        stream = self._streams.get(rank, ())
+        return (stream.index(rank) if stream and len(stream) % count == 0 else rank) % count
+
+    def _fitting(self, rank: int, name: str, count: int) -> list[tuple[int, ...]]:
+        return [
+            group
+            for group in self._possible(rank, name, count)
+            if _all_differ([self._parallel[member].values.get((0, name)) for member in group])
+        ]
+
+    def _possible(self, rank: int, name: str, count: int) -> list[tuple[int, ...]]:
+        stream = self._streams.get(rank, ())
+        whole = self._names[rank].get(name)
+        groups = [
+            group
+            for group in dict.fromkeys((*self._parallel[rank].groups, stream))
+            if len(group) == count and rank in group and all(self._names[one].get(name) == whole for one in group)
+        ]
+        return [group for group in groups if set(group) <= set(stream)] or groups
 
 
 def _cut(local: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -151,21 +201,6 @@ def _cut(local: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int] | No
     if len(cuts) != 1 or local[cuts[0]] == 0 or shape[cuts[0]] % local[cuts[0]]:
         return None
     return cuts[0], shape[cuts[0]] // local[cuts[0]]
-
-
-def _index(
-    values: RankValues, name: str, count: int, parallel: Sequence[RankValues], streams: Sequence[Stream]
-) -> int:
-    """Return which of `count` equal parts a rank holds: its position in a group of that size whose parts differ."""
-    stream = next((stream.ranks for stream in streams if values.rank in stream.ranks), ())
-    groups = [group for group in dict.fromkeys((*values.groups, stream)) if len(group) == count and values.rank in group]
-    inside = [group for group in groups if set(group) <= set(stream)] or groups
-    differing = [group for group in inside if _all_differ([parallel[rank].values.get((0, name)) for rank in group])]
-    for group in (*differing, *inside):
-        return group.index(values.rank)
-    if values.rank in stream and len(stream) % count == 0:
-        return stream.index(values.rank) % count
-    return values.rank % count
 
 
 def _all_differ(arrays: Sequence[Array | None]) -> bool:

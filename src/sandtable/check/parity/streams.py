@@ -78,11 +78,24 @@ def _by_groups(
             if together is not None and together.keys() == everything:
                 streams.append(Stream(ranks=tuple(sorted(group)), copies=together))
         if sorted(rank for stream in streams for rank in stream.ranks) == list(range(len(parallel))):
-            return tuple(sorted(streams, key=lambda stream: stream.ranks))
+            return _merged(sorted(streams, key=lambda stream: stream.ranks))
     raise ParityError(
         "some process group must copy a whole batch to its GPUs, but none does; let every rank, or the first and the "
         "last stage of each pipeline, copy its batch"
     )
+
+
+def _merged(streams: Sequence[Stream]) -> tuple[Stream, ...]:
+    """Return the streams; those of equal content as one."""
+    merged: list[Stream] = []
+    for stream in streams:
+        for number, other in enumerate(merged):
+            if _together([stream.copies, other.copies]) is not None:
+                merged[number] = Stream(ranks=tuple(sorted((*other.ranks, *stream.ranks))), copies=other.copies)
+                break
+        else:
+            merged.append(stream)
+    return tuple(merged)
 
 
 def _together(reads: Sequence[Mapping[CopyKey, tuple[Array, ...]]]) -> dict[CopyKey, tuple[Array, ...]] | None:

@@ -197,6 +197,35 @@ bool call_with_doubles(const c10::OperatorHandle& op, const OperatorInfo& info, 
   return true;
 }
 
+bool has_short_floats(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+}
+
+// The card mixes half and single precision where the host wants one of them: with single precision throughout it can.
+bool call_with_floats(const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& arguments, Stack& results) {
+  bool writes = std::count(info.argument_written.begin(), info.argument_written.end(), true) > 0;
+  if (writes || !keeps_real_values())
+    return false;
+  auto widened = [](const at::Tensor& tensor) { return has_short_floats(tensor) ? tensor.to(at::kFloat) : tensor; };
+  results = arguments;
+  for (c10::IValue& value : results) {
+    if (value.isTensor()) {
+      value = widened(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        list.push_back(widened(tensor));
+      value = list;
+    }
+  }
+  try {
+    call_on_host(op, results);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
 // Gives the host's own generator a seed, and its state back: the script draws from it, too.
 class SeededHost {
  public:
@@ -272,7 +301,7 @@ bool compute(
         certainty != Certainty::kExact, "CUDA error: device-side assert triggered: ", error.what_without_backtrace());
     return false;
   } catch (const std::exception&) { // no CPU kernel for this operator or type
-    return call_with_doubles(op, info, arguments, results);
+    return call_with_doubles(op, info, arguments, results) || call_with_floats(op, info, arguments, results);
   }
   return true;
 }

@@ -12,7 +12,7 @@ from sandtable.trace.real_values import ParameterPiece
 
 __all__ = ["OwnedTensor", "local", "named_roots", "owned_tensors"]
 
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +88,7 @@ def named_roots() -> Iterator[tuple[str, Any]]:
 
 def _inner_name(module: Any) -> str:
     """Return the class of the module inside all wrappers, whose name is the same with and without them."""
-    while len(module._modules) == 1 and any(f"{name}." in _WRAPPERS for name in module._modules):
+    while len(module._modules) == 1 and module._modules.keys() <= _WRAPPERS:
         (module,) = module._modules.values()
     return type(module).__name__.removeprefix("FSDP")
 
@@ -119,15 +119,10 @@ def _flat_handles(module: Any) -> Iterator[tuple[str, Any]]:
 def _of_flat(handle: Any, prefix: str, held: dict[int, str]) -> Iterator[OwnedTensor]:
     flat = handle.flat_param
     originals = getattr(flat, "_params", None)
-    is_sharded = handle.uses_sharded_strategy
-    whole_begin = 0
     for number, (fqn, shape, info) in enumerate(zip(flat._fqns, flat._shapes, flat._shard_param_infos, strict=True)):
-        numel = int(shape.numel())
-        length = (info.numel_in_shard or 0) if is_sharded else numel
-        start = (info.intra_param_start_idx or 0) if is_sharded else 0
+        length, start = info.numel_in_shard or 0, info.intra_param_start_idx or 0
         tensor = originals[number] if originals else flat
-        begin = ((info.offset_in_shard or 0) if is_sharded else whole_begin) if originals is None else 0
-        whole_begin += numel
+        begin = 0 if originals else info.offset_in_shard or 0
         piece = ParameterPiece(
             name=_short(prefix + fqn),
             local_shape=(length,),
@@ -168,9 +163,7 @@ def _offset(tensor: Any) -> tuple[int, ...]:
 
 def _short(name: str) -> str:
     """Return the name without what wrappers put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _dtype(tensor: Any) -> str:

@@ -22,6 +22,7 @@ from sandtable.vgpu.real_values.settings import ValueSettings
 __all__ = ["ValueRecorder"]
 
 Array = npt.NDArray[Any]
+_HALF = ("float16", "float8")
 
 
 class ValueRecorder:
@@ -37,12 +38,13 @@ class ValueRecorder:
         self._owned: list[OwnedTensor] = []
         self._values: dict[tuple[int, str], Array] = {}
         self._gradients: dict[tuple[int, str], Array] = {}
+        self._unclipped: dict[str, Array] = {}
+        self._unclipped_gradients: dict[tuple[int, str], Array] = {}
         self._raw: dict[str, Array] = {}
         self._raw_gradients: dict[tuple[int, str], Array] = {}
         self._losses: dict[int, list[float]] = defaultdict(list)
         self._num_backwards: dict[int, int] = defaultdict(int)
         self._places: dict[str, tuple[str, int]] = {}
-        self._is_half = False
         self._updates: dict[int, int] = {}
         self._is_begun = False
 
@@ -58,7 +60,7 @@ class ValueRecorder:
         Module._apply = self._aside(Module._apply)  # type: ignore[method-assign]
         Module.load_state_dict = self._aside(Module.load_state_dict)  # type: ignore[method-assign]
         Optimizer.__init__ = self._admitting(Optimizer.__init__)  # type: ignore[method-assign]
-        self._notice_autocast()
+        self._notice_clipping()
         register_module_forward_pre_hook(lambda module, inputs: self._begin_update())
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -105,13 +107,14 @@ class ValueRecorder:
             groups=tuple(groups),
             values=self._values,
             gradients=self._gradients,
+            unclipped_gradients=self._unclipped_gradients,
             raw_gradients=self._raw_gradients,
             num_backwards=tuple(self._num_backwards[number] for number in range(update)),
             losses=tuple(tuple(self._losses[number]) for number in range(update)),
             copies=tuple(self._inputs.copies),
             draws=tuple(self._inputs.draws),
             unknown=tuple((name, (file, line)) for name, (file, line, _) in self._core.unknown_results()),
-            is_half=self._is_half,
+            is_half=any(name in text for text in self._core.signatures() for name in _HALF),
             places=self._places,
         ).save(self._settings.path(rank))
 
@@ -131,6 +134,8 @@ class ValueRecorder:
                     self._gradients[update, name] = _array(gradient)
                 if name in self._raw:
                     self._raw_gradients[update, name] = self._raw.pop(name)
+                if name in self._unclipped:
+                    self._unclipped_gradients[update, name] = self._unclipped.pop(name)
         self._places.setdefault("step", self._place())
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
@@ -208,17 +213,26 @@ class ValueRecorder:
         finally:
             self._inputs.is_off -= 1
 
-    def _notice_autocast(self) -> None:
+    def _notice_clipping(self) -> None:
+        """Note the gradients before they are clipped, which hides a factor that all have."""
         import torch
+        from torch.distributed.fsdp import FullyShardedDataParallel
 
-        original = torch.autocast.__enter__
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad, FullyShardedDataParallel):
+            owner.clip_grad_norm_ = self._before_clipping(owner.clip_grad_norm_)  # type: ignore[attr-defined]
 
+    def _before_clipping(self, original: Any) -> Any:
         @functools.wraps(original)
-        def enter(autocast: Any) -> Any:
-            self._is_half |= bool(getattr(autocast, "_enabled", True))
-            return original(autocast)
+        def clip(*args: Any, **options: Any) -> Any:
+            with self._quietly():
+                self._read_parameters()
+                for owned in self._owned:
+                    gradient = owned.gradient
+                    if gradient is not None and owned.piece.name not in self._unclipped and self._is_known(gradient):
+                        self._unclipped[owned.piece.name] = _array(gradient)
+            return original(*args, **options)
 
-        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+        return clip
 
     def _is_known(self, tensor: Any) -> bool:
         return bool(self._core.has_exact_value(tensor))
