@@ -10,8 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandtable import cluster as clusters
-from sandtable.check.parity import ReferencePlan, parity_findings, plan_reference, plan_update
-from sandtable.check.parity.differences import Measured
+from sandtable.check.parity import (
+    Measured,
+    ReferencePlan,
+    losses_agree,
+    parity_findings,
+    plan_reference,
+    plan_update,
+    possible_fusions,
+)
 from sandtable.cluster import Cluster
 from sandtable.errors import ParityError
 from sandtable.events import Noticed, ignore
@@ -147,20 +154,39 @@ class _Runs:
             script_args=merged_arguments(job.script_args, shlex.split(self._parity.single)),
         )
         (outline,) = self._run(single, "one rank")
-        plan = plan_reference(parallel, outline, fused=self._parity.fused)
-        replicas = []
-        for number, guide in enumerate(plan.guides):
-            replicas += self._run(single, f"one rank with samples {number + 1} of {len(plan.guides)}", guide)
+        rtol = self._tolerance([*parallel, outline])
+        plan, replicas = self._reference(parallel, outline, single, rtol)
         guide = plan_update(plan, replicas)
         update = replicas[0] if guide is None else self._run(single, "one rank with the mean gradient", guide)[0]
-        measured = Measured(
-            parallel=tuple(parallel),
-            replicas=tuple(replicas),
-            update=update,
-            plan=plan,
-            rtol=self._tolerance([*parallel, *replicas]),
-        )
+        measured = Measured(parallel=tuple(parallel), replicas=tuple(replicas), update=update, plan=plan, rtol=rtol)
         return _outcome(measured, plan)
+
+    def _reference(
+        self, parallel: Sequence[RankValues], outline: RankValues, single: Job, rtol: float
+    ) -> tuple[ReferencePlan, list[RankValues]]:
+        """Return the plan and its runs; the first with an equal loss of those that differ in what parts hold."""
+        plan = plan_reference(parallel, outline, fused=self._parity.fused)
+        replicas = self._replicas(plan, single)
+        if losses_agree(parallel, replicas, rtol):
+            return plan, replicas
+        for fused in () if self._parity.fused else possible_fusions(plan.layout):
+            other = plan_reference(parallel, outline, fused=fused)
+            others = self._replicas(other, single)
+            if losses_agree(parallel, others, rtol):
+                return other, others
+        if plan.layout.is_by_order:
+            raise ParityError(
+                "parameters of pipeline stages must have the single process's names, or its order, but matched in order "
+                "they give another loss; let every stage name its layers by their number in the whole model"
+            )
+        return plan, replicas
+
+    def _replicas(self, plan: ReferencePlan, single: Job) -> list[RankValues]:
+        count = len(plan.guides)
+        return [
+            self._run(single, f"one rank with samples {number + 1} of {count}", guide)[0]
+            for number, guide in enumerate(plan.guides)
+        ]
 
     def _run(self, job: Job, what: str, guide: Guide | None = None) -> list[RankValues]:
         folder = Path(tempfile.mkdtemp(dir=self._directory))

@@ -39,7 +39,7 @@ class LanguageModel(nn.Module):
         self.tokens = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                config.hidden, nhead=2, dim_feedforward=2 * config.hidden, dropout=0.0, batch_first=True, norm_first=True
+                config.hidden, 2, 2 * config.hidden, dropout=0.0, batch_first=True, norm_first=True
             )
             for _ in range(config.layers)
         )

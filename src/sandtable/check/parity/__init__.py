@@ -8,7 +8,18 @@
 The gradients that the optimizer gets in `update` are what `parallel` should have computed, by definition.
 """
 
+from sandtable.check.parity.differences import Measured
 from sandtable.check.parity.findings import parity_findings
+from sandtable.check.parity.losses import losses_agree
 from sandtable.check.parity.plan import ReferencePlan, plan_reference, plan_update
+from sandtable.check.parity.slots import possible_fusions
 
-__all__ = ["ReferencePlan", "parity_findings", "plan_reference", "plan_update"]
+__all__ = [
+    "Measured",
+    "ReferencePlan",
+    "losses_agree",
+    "parity_findings",
+    "plan_reference",
+    "plan_update",
+    "possible_fusions",
+]

@@ -70,7 +70,9 @@ def _own_samples(difference: Difference, measured: Measured, tolerance: float) -
         return None
     key = (difference.update, difference.name)
     local = getattr(replica, difference.kind).get(key)
-    gradient = getattr(measured.parallel[difference.rank], difference.kind).get((difference.update, difference.own_name))
+    gradient = getattr(measured.parallel[difference.rank], difference.kind).get(
+        (difference.update, difference.own_name)
+    )
     if local is None or gradient is None:
         return None
     found = likeness(gradient, difference.slot.read(local.reshape(measured.plan.layout.shapes[difference.name])))

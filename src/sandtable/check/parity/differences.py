@@ -179,9 +179,7 @@ def likeness(array: Array, expected: Array) -> Likeness:
     )
 
 
-def _difference(
-    gradient: Array | None, expected: Array, floor: float, rtol: float
-) -> tuple[Likeness | None] | None:
+def _difference(gradient: Array | None, expected: Array, floor: float, rtol: float) -> tuple[Likeness | None] | None:
     """Return the likeness of gradients that differ; None if they agree."""
     if gradient is None:
         return None if _rms(expected) <= floor else (None,)

@@ -10,8 +10,8 @@ import numpy as np
 from sandtable.check.parity.causes import Cause, CauseKind, find_cause
 from sandtable.check.parity.differences import Difference, Measured, compare_changes, compare_gradients
 from sandtable.check.parity.draws import shared_draws
+from sandtable.check.parity.losses import compare_losses, losses_agree
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace.real_values import RankValues
 
 __all__ = ["RULE", "parity_findings"]
 
@@ -53,9 +53,7 @@ def _finding(
         evidence.insert(
             1, Evidence(ranks=_ranks(rest), text=f"also have other gradients of {len(others)} parameters: {shown}")
         )
-    evidence += [
-        Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)
-    ]
+    evidence += [Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)]
     return Finding(
         rule=RULE,
         severity=Severity.ERROR,
@@ -70,7 +68,9 @@ def _evidence(name: str, differences: Sequence[Difference], measured: Measured) 
     first = differences[0]
     file, line = measured.parallel[first.rank].places.get("step", ("", 0))
     ratio = "" if first.likeness is None else f"{first.likeness.ratio:.4g} times, "
-    rest = "" if first.likeness is None else f", apart by {first.likeness.rest:.1%}" if first.likeness.rest > 1e-3 else ""
+    rest = (
+        "" if first.likeness is None else f", apart by {first.likeness.rest:.1%}" if first.likeness.rest > 1e-3 else ""
+    )
     text = (
         f"step with a gradient of `{name}` of norm {first.norm:.4g}, expected {first.expected_norm:.4g} "
         f"({ratio}in step {first.update + 1}{rest})"
@@ -134,13 +134,10 @@ def _change_evidence(name: str, differences: Sequence[Difference]) -> Evidence:
 
 def _losses(measured: Measured, *, is_known: bool) -> Iterator[Finding]:
     """Yield a finding if the loss of the first step differs."""
-    expected = _mean_loss([replica for replica in measured.replicas])
-    loss = _mean_loss([values for values in measured.parallel if values.losses and values.losses[0]])
-    if expected is None or loss is None or abs(loss - expected) <= measured.rtol * abs(expected):
+    found = compare_losses(measured.parallel, measured.replicas)
+    if found is None or losses_agree(measured.parallel, measured.replicas, measured.rtol):
         return
-    sizes = {len(group) for values in measured.parallel for group in values.groups} | {len(measured.plan.streams)}
-    if is_known and any(abs(loss / expected * size - 1) < 0.02 for size in sizes if expected):
-        return  # a mean over all ranks, computed as a sum
+    loss, expected = found
     yield Finding(
         rule=RULE,
         severity=Severity.NOTE,
@@ -151,12 +148,5 @@ def _losses(measured: Measured, *, is_known: bool) -> Iterator[Finding]:
     )
 
 
-def _mean_loss(runs: Sequence[RankValues]) -> float | None:
-    sums = [sum(values.losses[0]) for values in runs if values.losses and values.losses[0]]
-    return float(np.mean(sums)) if sums else None
-
-
 def _ranks(differences: Sequence[Difference]) -> tuple[int, ...]:
     return tuple(sorted({difference.rank for difference in differences}))
-
-

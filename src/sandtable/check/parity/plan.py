@@ -71,9 +71,7 @@ def plan_reference(parallel: Sequence[RankValues], outline: RankValues, *, fused
         guides.append(
             Guide(copies=_copies(chosen, outline, folds), draws=_draws(chosen, parallel, outline), values=values)
         )
-    return ReferencePlan(
-        streams=streams, layout=layout, fold=fold, guides=tuple(guides), num_updates=num_updates
-    )
+    return ReferencePlan(streams=streams, layout=layout, fold=fold, guides=tuple(guides), num_updates=num_updates)
 
 
 def plan_update(plan: ReferencePlan, replicas: Sequence[RankValues]) -> Guide | None:

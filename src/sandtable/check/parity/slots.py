@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -15,7 +15,7 @@ from sandtable.check.parity.streams import Stream
 from sandtable.errors import ParityError
 from sandtable.trace.real_values import ParameterPiece, RankValues
 
-__all__ = ["Layout", "Slot", "find_layout"]
+__all__ = ["Fused", "Layout", "Slot", "find_layout", "possible_fusions"]
 
 Array = npt.NDArray[Any]
 Fused = Mapping[str, int]
@@ -65,7 +65,9 @@ class Layout:
     slots: tuple[Mapping[str, Slot], ...]
     unmatched: tuple[str, ...] = ()
     """Parameters of the single process that no rank holds."""
-    pieces: tuple[Mapping[str, ParameterPiece], ...] = field(default=())
+    pieces: tuple[Mapping[str, ParameterPiece], ...] = ()
+    is_by_order: bool = False
+    """Whether names did not match, so that parameters were matched in their order."""
 
     def holders(self, name: str) -> Iterator[tuple[int, str, Slot]]:
         """Yield rank, its own name and its slot, for all that hold a part of this parameter."""
@@ -95,9 +97,8 @@ def find_layout(
 ) -> Layout:
     """Match the parameters of all ranks with those of the single process, by name, or by order if names do not match."""
     shapes = {piece.name: piece.shape or piece.local_shape for piece in outline.pieces}
-    names = _renumbered(parallel, shapes, streams) or [
-        {piece.name: piece.name for piece in values.pieces} for values in parallel
-    ]
+    renumbered = _renumbered(parallel, shapes, streams)
+    names = renumbered or [{piece.name: piece.name for piece in values.pieces} for values in parallel]
     axes = _Axes(parallel, names, shapes, streams)
     slots: list[dict[str, Slot]] = []
     for values, own_names in zip(parallel, names, strict=True):
@@ -113,7 +114,24 @@ def find_layout(
         slots=tuple(slots),
         unmatched=tuple(name for name in shapes if name not in held),
         pieces=tuple({piece.name: piece for piece in values.pieces} for values in parallel),
+        is_by_order=renumbered is not None,
     )
+
+
+def possible_fusions(layout: Layout) -> Iterator[Fused]:
+    """Yield what may lie behind parameters that ranks hold parts of: query, key and value in one, or gate and up."""
+    cut = {slot.name for slots in layout.slots for slot in slots.values() if slot.positions and slot.dim == 0}
+    threes = {name: 3 for name in cut if _has_parts(name, layout.shapes, 3, ("qkv", "c_attn", "in_proj", "query_key"))}
+    twos = {
+        name: 2 for name in cut if _has_parts(name, layout.shapes, 2, ("gate_up", "up_gate", "w13", "w1_w3", "glu"))
+    }
+    yield from (fused for fused in (threes, twos, {**threes, **twos} if threes and twos else {}) if fused)
+
+
+def _has_parts(name: str, shapes: Mapping[str, tuple[int, ...]], parts: int, words: Sequence[str]) -> bool:
+    shape = shapes[name]
+    is_multiple = parts == 3 and len(shape) == 2 and shape[0] == parts * shape[1]
+    return shape[0] % parts == 0 and (is_multiple or any(word in name.lower() for word in words))
 
 
 def _slot(
@@ -204,9 +222,7 @@ def _cut(local: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int] | No
 
 
 def _all_differ(arrays: Sequence[Array | None]) -> bool:
-    return not any(
-        one is None or other is None or np.array_equal(one, other) for one, other in combinations(arrays, 2)
-    )
+    return not any(one is None or other is None or np.array_equal(one, other) for one, other in combinations(arrays, 2))
 
 
 def _renumbered(

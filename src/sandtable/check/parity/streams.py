@@ -59,7 +59,9 @@ def copies_by_line(values: RankValues, wanted: Iterable[CopyKey] | None = None) 
     return copies
 
 
-def _by_content(parallel: Sequence[RankValues], copies: Sequence[Mapping[CopyKey, tuple[Array, ...]]]) -> tuple[Stream, ...]:
+def _by_content(
+    parallel: Sequence[RankValues], copies: Sequence[Mapping[CopyKey, tuple[Array, ...]]]
+) -> tuple[Stream, ...]:
     members: dict[str, list[int]] = {}
     for values, read in zip(parallel, copies, strict=True):
         members.setdefault(_digest(values, read), []).append(values.rank)

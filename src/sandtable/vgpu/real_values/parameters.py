@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sandtable.trace.real_values import ParameterPiece
 
-__all__ = ["OwnedTensor", "local", "named_roots", "owned_tensors"]
+__all__ = ["OwnedTensor", "local", "root_modules", "owned_tensors"]
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
@@ -51,10 +51,17 @@ def owned_tensors(optimizers: Iterable[Any]) -> list[OwnedTensor]:
     }
     owned: list[OwnedTensor] = []
     seen: set[int] = set()
-    for prefix, module in named_roots():
-        for one in _of_module(module, prefix, held):
+    roots = [(module, list(_of_module(module, "", held))) for module in root_modules()]
+    counts = Counter(one.piece.name for _, tensors in roots for one in tensors)
+    has_collision = any(count > 1 for count in counts.values())
+    kinds: Counter[str] = Counter()
+    for module, tensors in roots:
+        kind = _inner_name(module)
+        kinds[kind] += 1
+        prefix = f"{kind}#{kinds[kind]}." if has_collision else ""
+        for one in tensors:
             if id(one.tensor) not in seen or one.begin >= 0:
-                owned.append(one)
+                owned.append(replace(one, piece=replace(one.piece, name=prefix + one.piece.name)))
                 seen.add(id(one.tensor))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -70,20 +77,14 @@ def local(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def named_roots() -> Iterator[tuple[str, Any]]:
-    """Yield the outermost modules with parameters; of several, with a prefix that tells them apart."""
+def root_modules() -> list[Any]:
+    """Return the outermost modules with parameters."""
     from torch.nn import Module
 
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), Module)]
     modules = [module for module in modules if "_parameters" in module.__dict__]
     children = {id(child) for module in modules for child in module._modules.values()}
-    roots = [module for module in modules if id(module) not in children and any(True for _ in module.parameters())]
-    kinds = [_inner_name(module) for module in roots]
-    counts: Counter[str] = Counter()
-    for module, kind in zip(roots, kinds, strict=True):
-        counts[kind] += 1
-        number = f"#{counts[kind]}" if kinds.count(kind) > 1 else ""
-        yield f"{kind}{number}." if len(roots) > 1 else "", module
+    return [module for module in modules if id(module) not in children and any(True for _ in module.parameters())]
 
 
 def _inner_name(module: Any) -> str:

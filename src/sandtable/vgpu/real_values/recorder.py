@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sandtable.trace.guide import Guide
 from sandtable.trace.real_values import RankValues
 from sandtable.vgpu.real_values.inputs import InputFollower
-from sandtable.vgpu.real_values.parameters import OwnedTensor, local, named_roots, owned_tensors
+from sandtable.vgpu.real_values.parameters import OwnedTensor, local, root_modules, owned_tensors
 from sandtable.vgpu.real_values.settings import ValueSettings
 
 __all__ = ["ValueRecorder"]
@@ -144,7 +144,7 @@ class ValueRecorder:
             (self._num_steps[one] for one in self._optimizers if one in self._num_steps), default=0
         )
         self._is_begun = False
-        if not any(True for _ in named_roots()):  # no module's forward pass will begin the next update
+        if not root_modules():  # no module's forward pass will begin the next update
             self._begin_update()
 
     def _begin_update(self) -> None:
@@ -190,7 +190,7 @@ class ValueRecorder:
         def init(optimizer: Any, *args: Any, **options: Any) -> None:
             original(optimizer, *args, **options)
             self._optimizers.append(optimizer)
-            if not any(True for _ in named_roots()):
+            if not root_modules():
                 self._begin_update()
 
         return init
