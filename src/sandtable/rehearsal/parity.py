@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -90,9 +91,11 @@ def check_parity(
     machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster, nodes=nodes)
     arguments = merged_arguments(script_args, shlex.split(parity.shrink))
     job = make_job(str(script), arguments, machines, parity.steps, replace(options, ranks="all", skip_steps=1))
-    with nullcontext(options.launcher) if options.launcher is not None else open_launcher() as launcher:
-        with tempfile.TemporaryDirectory(prefix="sandtable-parity-") as directory:
-            return _Runs(launcher, job, parity, options, Path(directory)).compare()
+    with (
+        nullcontext(options.launcher) if options.launcher is not None else open_launcher() as launcher,
+        tempfile.TemporaryDirectory(prefix="sandtable-parity-") as directory,
+    ):
+        return _Runs(launcher, job, parity, options, Path(directory)).compare()
 
 
 def merged_arguments(arguments: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
@@ -103,7 +106,7 @@ def merged_arguments(arguments: Sequence[str], changes: Sequence[str]) -> tuple[
         name = changes[position].partition("=")[0]
         following = position + 1
         is_flag = name.startswith("-")
-        while is_flag and following < len(changes) and not _is_flag(changes[following]):
+        while is_flag and following < len(changes) and not _is_name(changes[following]):
             following += 1
         if is_flag or "=" in changes[position]:
             kept = _without(kept, name, num_values=following - position - 1)
@@ -124,6 +127,10 @@ def _without(arguments: list[str], name: str, *, num_values: int) -> list[str]:
                 kept.append(arguments[position])
             position += 1
     return kept
+
+
+def _is_name(word: str) -> bool:
+    return _is_flag(word) or re.match(r"[+~\w.]+=", word) is not None
 
 
 def _is_flag(word: str) -> bool:
@@ -176,8 +183,8 @@ class _Runs:
                 return other, others
         if plan.layout.is_by_order:
             raise ParityError(
-                "parameters of pipeline stages must have the single process's names, or its order, but matched in order "
-                "they give another loss; let every stage name its layers by their number in the whole model"
+                "parameters of pipeline stages must have the single process's names, or its order, but matched in "
+                "order they give another loss; let every stage name its layers by their number in the whole model"
             )
         return plan, replicas
 
@@ -220,8 +227,9 @@ def _require_values(ranks: Sequence[RankValues], what: str) -> None:
         if values.unknown:
             name, (file, line) = values.unknown[0]
             raise ParityError(
-                f"every operator must have a kernel on the CPU, but {name} has none for these tensors, or they are larger "
-                f"than 512 MiB ({place_text(file, line)}, with {what}); switch it off or make the model smaller with --shrink"
+                f"every operator must have a kernel on the CPU, but {name} has none for these tensors, or they are "
+                f"larger than 512 MiB ({place_text(file, line)}, with {what}); switch it off or make the model smaller "
+                "with --shrink"
             )
         if not values.num_updates:
             raise ParityError(f"a run must update its parameters with an optimizer of torch, but with {what} none did")

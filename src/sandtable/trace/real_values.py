@@ -26,7 +26,7 @@ class ParameterPiece:
     """What a rank holds of a parameter: a block that begins at `offset`, elements from `start` on, or as it is.
 
     `shape` is that of the whole parameter, empty if the rank itself does not know it: then what it holds may be the
-    whole or a part. `local_shape` is that of the piece. `has_partial_gradient`: its ranks' gradients still must be added.
+    whole or a part. `local_shape` is that of the piece. `has_partial_gradient`: ranks' gradients still must be added.
     """
 
     name: str
@@ -63,6 +63,11 @@ class SeededDraw:
     update: int
     sizes: tuple[int, ...]
     seed: int
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether this chooses what to leave out, as dropout does."""
+        return len(self.sizes) > 1 and self.name.partition(".")[0] in _MASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +152,7 @@ class RankValues:
         )
 
 
+_MASKS = ("aten::native_dropout", "aten::bernoulli", "aten::bernoulli_")
 _ARRAYS = ("values", "gradients", "unclipped_gradients", "raw_gradients")
 
 

@@ -94,8 +94,8 @@ class Job:
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
     ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
     named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
-    (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted, too.
-    With `values` every tensor has a value, which the ranks save.
+    (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted,
+    too. With `values` every tensor has a value, which the ranks save.
     """
 
     script: str

@@ -63,7 +63,7 @@ def find_cause(difference: Difference, measured: Measured) -> Cause:
 
 
 def _own_samples(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
-    """The rank has what a single process with the same samples has, perhaps scaled."""
+    """Return a cause if the rank has what a single process with the same samples has, perhaps scaled."""
     num_streams = len(measured.plan.streams)
     replica = measured.replica_of(difference.rank)
     if replica is None or num_streams < 2:
@@ -88,7 +88,7 @@ def _own_samples(difference: Difference, measured: Measured, tolerance: float) -
 
 
 def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
-    """The ranks that hold the same parameter and read the same samples have parts that add up to the gradient."""
+    """Return a cause if the ranks of one stream that hold the same parameter have parts that make up the gradient."""
     layout = measured.plan.layout
     expected = getattr(measured.update, difference.kind)[difference.update, difference.name]
     stream = measured.stream_of(difference.rank)
@@ -112,8 +112,8 @@ def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause
                 kind=CauseKind.PART,
                 what=f"is only a part on ranks that share a copy of the model: {how} is the single-process gradient",
                 guess="is a reduction over tp missing?",
-                remedy="all-reduce it over the tensor-parallel group: in the backward pass of the layer's input, or for "
-                "parameters of sequence-parallel layers before the optimizer steps",
+                remedy="all-reduce it over the tensor-parallel group: in the backward pass of the layer's input, or "
+                "for parameters of sequence-parallel layers before the optimizer steps",
             )
     return None
 

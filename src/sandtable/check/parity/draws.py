@@ -10,8 +10,6 @@ from sandtable.trace.real_values import RankValues, SeededDraw
 
 __all__ = ["shared_draws"]
 
-_MASKS = ("aten::native_dropout", "aten::bernoulli", "aten::bernoulli_")
-
 
 def shared_draws(measured: Measured) -> Iterator[Finding]:
     """Yield a finding if ranks that train on different samples draw the same masks."""
@@ -43,14 +41,11 @@ def shared_draws(measured: Measured) -> Iterator[Finding]:
             f"{len(ranks)} of them share theirs: one seed for all of dp",
             ranks=tuple(sorted(ranks)),
             evidence=tuple(evidence.values()),
-            remedy="add the data-parallel rank to the seed after the model is built: torch.cuda.manual_seed(seed + dp_rank)",
+            remedy="add the data-parallel rank to the seed once the model is built: "
+            "torch.cuda.manual_seed(seed + dp_rank)",
         )
 
 
 def _masks(values: RankValues) -> Sequence[tuple[int, SeededDraw]]:
-    masks = [draw for draw in values.draws if draw.update < values.num_updates and _is_mask(draw)]
+    masks = [draw for draw in values.draws if draw.update < values.num_updates and draw.is_mask]
     return list(enumerate(masks))
-
-
-def _is_mask(draw: SeededDraw) -> bool:
-    return any(draw.name == mask or draw.name.startswith(f"{mask}.") for mask in _MASKS) and len(draw.sizes) > 1

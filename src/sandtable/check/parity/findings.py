@@ -54,13 +54,18 @@ def _finding(
             1, Evidence(ranks=_ranks(rest), text=f"also have other gradients of {len(others)} parameters: {shown}")
         )
     evidence += [Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)]
+    masks = measured.plan.unmatched_masks
+    evidence += [
+        Evidence(ranks=_ranks(differences), text="draw masks that a single process does not", file=file, line=line)
+        for file, line in masks
+    ]
     return Finding(
         rule=RULE,
-        severity=Severity.ERROR,
+        severity=Severity.WARNING if masks else Severity.ERROR,
         message=f"gradient of `{names[0]}`{more} {cause.what}{guess}",
         ranks=_ranks(differences),
         evidence=tuple(evidence),
-        remedy=cause.remedy,
+        remedy="switch dropout off with --shrink to be sure" if masks else cause.remedy,
     )
 
 

@@ -33,6 +33,8 @@ class ReferencePlan:
     fold: int
     guides: tuple[Guide, ...]
     num_updates: int
+    unmatched_masks: tuple[tuple[str, int], ...] = ()
+    """Lines where single processes draw masks that no rank's could be matched with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +70,18 @@ def plan_reference(parallel: Sequence[RankValues], outline: RankValues, *, fused
     guides = []
     for replica in range(num_replicas):
         chosen = [streams[(replica * fold + number) % len(streams)] for number in range(fold)]
-        guides.append(
-            Guide(copies=_copies(chosen, outline, folds), draws=_draws(chosen, parallel, outline), values=values)
-        )
-    return ReferencePlan(streams=streams, layout=layout, fold=fold, guides=tuple(guides), num_updates=num_updates)
+        draws = _draws(chosen, parallel, outline, layout)
+        guides.append(Guide(copies=_copies(chosen, outline, folds), draws=draws, values=values))
+    masks = {(*draw.place,) for draw in outline.draws if draw.is_mask and draw.update < num_updates}
+    matched = {(file, line) for _, file, line, _ in guides[0].draws}
+    return ReferencePlan(
+        streams=streams,
+        layout=layout,
+        fold=fold,
+        guides=tuple(guides),
+        num_updates=num_updates,
+        unmatched_masks=tuple(sorted(masks - matched)),
+    )
 
 
 def plan_update(plan: ReferencePlan, replicas: Sequence[RankValues]) -> Guide | None:
@@ -150,18 +160,18 @@ DrawKey = tuple[str, str, int, int]
 
 
 def _draws(
-    streams: Sequence[Stream], parallel: Sequence[RankValues], outline: RankValues
+    streams: Sequence[Stream], parallel: Sequence[RankValues], outline: RankValues, layout: Layout
 ) -> dict[DrawKey, tuple[GuidedDraw, ...]]:
     """Return seeds for the draws of one process, as far as they can be matched, one by one, with the ranks'."""
-    given = [[_draws_by_line(parallel[rank]) for rank in stream.ranks] for stream in streams]
+    by_rank = {rank: _draws_by_line(parallel[rank]) for stream in streams for rank in stream.ranks}
     guided: dict[DrawKey, tuple[GuidedDraw, ...]] = {}
     for key, wanted in _draws_by_line(outline).items():
-        lists = [[rank.get(key, ()) for rank in stream] for stream in given]
-        lengths = {len(draws) for stream in lists for draws in stream}
+        lists = [{rank: by_rank[rank].get(key, ()) for rank in stream.ranks} for stream in streams]
+        lengths = {len(draws) for stream in lists for draws in stream.values()}
         length = lengths.pop()
         if lengths or not length or len(wanted) % length:
             continue
-        draws = [_guided(lists, number, length, one.sizes) for number, one in enumerate(wanted)]
+        draws = [_guided(lists, number, length, one.sizes, layout) for number, one in enumerate(wanted)]
         if all(draws):
             guided[key] = tuple(draw for draw in draws if draw is not None)
     return guided
@@ -176,17 +186,26 @@ def _draws_by_line(values: RankValues) -> dict[DrawKey, tuple[SeededDraw, ...]]:
 
 
 def _guided(
-    lists: Sequence[Sequence[Sequence[SeededDraw]]], number: int, length: int, sizes: tuple[int, ...]
+    lists: Sequence[Mapping[int, Sequence[SeededDraw]]],
+    number: int,
+    length: int,
+    sizes: tuple[int, ...],
+    layout: Layout,
 ) -> GuidedDraw | None:
     first, position = divmod(number, length)
     stream = lists[first % len(lists)]
-    width = _width(stream[0][position].sizes, sizes)
+    draws = {rank: rows[position] for rank, rows in stream.items()}
+    one = next(iter(draws.values()))
+    width = _width(one.sizes, sizes)
     if width is None:
         return None
     dim, count = width
     if count == 1:
-        return GuidedDraw(sizes=sizes, dim=0, seeds=(stream[0][position].seed,))
-    within = tuple(dict.fromkeys(draws[position].seed for draws in stream))
-    across = tuple(one[0][position].seed for one in lists)
-    seeds = next((seeds for seeds in (across, within) if len(seeds) == count), None)
-    return None if seeds is None else GuidedDraw(sizes=sizes, dim=dim, seeds=seeds)
+        return GuidedDraw(sizes=sizes, dim=0, seeds=(one.seed,))
+    across = [next(iter(rows.values()))[position].seed for rows in lists]
+    if len(across) == count:  # the parts of a batch
+        return GuidedDraw(sizes=sizes, dim=dim, seeds=tuple(across))
+    within = {index: draw.seed for rank, draw in draws.items() if (index := layout.index_of(rank, count)) is not None}
+    if sorted(within) != list(range(count)):
+        return None
+    return GuidedDraw(sizes=sizes, dim=dim, seeds=tuple(within[index] for index in range(count)))

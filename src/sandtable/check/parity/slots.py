@@ -24,7 +24,7 @@ Fused = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A part of a parameter: elements from `start` on if it is flat, a block at `offset`, or `positions` along `dim`."""
+    """A part of a parameter: elements from `start` on if it is flat, a block at `offset`, `positions` along `dim`."""
 
     name: str
     local_shape: tuple[int, ...]
@@ -32,6 +32,9 @@ class Slot:
     offset: tuple[int, ...] = ()
     dim: int = -1
     positions: tuple[int, ...] = ()
+    index: int = 0
+    count: int = 1
+    """Which of how many parts of it this is, where parts are equal."""
 
     def read(self, whole: Array) -> Array:
         """Return this part."""
@@ -76,6 +79,11 @@ class Layout:
                 if slot.name == name:
                     yield rank, own, slot
 
+    def index_of(self, rank: int, count: int) -> int | None:
+        """Return which part a rank holds of parameters that are cut into `count` parts; None if it holds none such."""
+        slots = self.slots[rank].values()
+        return next((slot.index for slot in slots if slot.count == count), None)
+
     def joined(self, parallel: Sequence[RankValues], update: int) -> dict[str, Array]:
         """Return the whole parameters before an update; of replicas, the lowest rank's."""
         wholes: dict[str, Array] = {}
@@ -95,7 +103,7 @@ class Layout:
 def find_layout(
     parallel: Sequence[RankValues], outline: RankValues, streams: Sequence[Stream], fused: Fused | None = None
 ) -> Layout:
-    """Match the parameters of all ranks with those of the single process, by name, or by order if names do not match."""
+    """Match the parameters of all ranks with those of the single process, by name, or by order where names differ."""
     shapes = {piece.name: piece.shape or piece.local_shape for piece in outline.pieces}
     renumbered = _renumbered(parallel, shapes, streams)
     names = renumbered or [{piece.name: piece.name for piece in values.pieces} for values in parallel]
@@ -129,9 +137,10 @@ def possible_fusions(layout: Layout) -> Iterator[Fused]:
 
 
 def _has_parts(name: str, shapes: Mapping[str, tuple[int, ...]], parts: int, words: Sequence[str]) -> bool:
-    shape = shapes[name]
-    is_multiple = parts == 3 and len(shape) == 2 and shape[0] == parts * shape[1]
-    return shape[0] % parts == 0 and (is_multiple or any(word in name.lower() for word in words))
+    """Return whether the name says so, or for three parts the shape of the layer's weight."""
+    weight = shapes.get(f"{name.rpartition('.')[0]}.weight", shapes[name])
+    is_multiple = parts == 3 and len(weight) == 2 and weight[0] == parts * weight[1]
+    return shapes[name][0] % parts == 0 and (is_multiple or any(word in name.lower() for word in words))
 
 
 def _slot(
@@ -143,7 +152,16 @@ def _slot(
     fused: Fused,
 ) -> Slot:
     if piece.is_explicit:
-        return Slot(name=name, local_shape=piece.local_shape, start=piece.start, offset=piece.offset)
+        dims = [dim for dim, sizes in enumerate(zip(piece.local_shape, shape, strict=False)) if sizes[0] != sizes[1]]
+        is_cut = bool(piece.offset) and len(dims) == 1 and piece.local_shape[dims[0]] > 0
+        return Slot(
+            name=name,
+            local_shape=piece.local_shape,
+            start=piece.start,
+            offset=piece.offset,
+            index=piece.offset[dims[0]] // piece.local_shape[dims[0]] if is_cut else 0,
+            count=shape[dims[0]] // piece.local_shape[dims[0]] if is_cut else 1,
+        )
     if piece.local_shape == shape:
         return Slot(name=name, local_shape=shape)
     cut = _cut(piece.local_shape, shape)
@@ -157,7 +175,7 @@ def _slot(
     parts = next((parts for text, parts in fused.items() if text in name), 1)
     length = shape[dim] // (count * parts)
     positions = [part * length * count + index * length + place for part in range(parts) for place in range(length)]
-    return Slot(name=name, local_shape=piece.local_shape, dim=dim, positions=tuple(positions))
+    return Slot(name=name, local_shape=piece.local_shape, dim=dim, positions=tuple(positions), index=index, count=count)
 
 
 class _Axes:
@@ -229,7 +247,7 @@ def _renumbered(
     parallel: Sequence[RankValues], shapes: Mapping[str, tuple[int, ...]], streams: Sequence[Stream]
 ) -> list[dict[str, str]] | None:
     """Return names for pipeline stages that number their layers from 0; None if all names of a single process occur."""
-    own = [[piece for piece in values.pieces] for values in parallel]
+    own = [list(values.pieces) for values in parallel]
     if shapes.keys() <= {piece.name for pieces in own for piece in pieces}:
         return None
     names: list[dict[str, str]] = [{} for _ in parallel]

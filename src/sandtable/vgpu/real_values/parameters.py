@@ -10,7 +10,7 @@ from typing import Any
 
 from sandtable.trace.real_values import ParameterPiece
 
-__all__ = ["OwnedTensor", "local", "root_modules", "owned_tensors"]
+__all__ = ["OwnedTensor", "local", "owned_tensors", "root_modules"]
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sandtable.trace.guide import Guide
 from sandtable.trace.real_values import RankValues
 from sandtable.vgpu.real_values.inputs import InputFollower
-from sandtable.vgpu.real_values.parameters import OwnedTensor, local, root_modules, owned_tensors
+from sandtable.vgpu.real_values.parameters import OwnedTensor, local, owned_tensors, root_modules
 from sandtable.vgpu.real_values.settings import ValueSettings
 
 __all__ = ["ValueRecorder"]
@@ -260,7 +260,9 @@ def _write(owned: OwnedTensor, target: Any, whole: Array) -> None:
     if piece.start >= 0:
         part = whole.reshape(-1)[piece.start : piece.start + target.numel()]
     elif piece.offset:
-        part = whole[tuple(slice(begin, begin + size) for begin, size in zip(piece.offset, piece.local_shape))]
+        part = whole[
+            tuple(slice(begin, begin + size) for begin, size in zip(piece.offset, piece.local_shape, strict=True))
+        ]
     if part.size != target.numel():
         return
     with torch.no_grad():
