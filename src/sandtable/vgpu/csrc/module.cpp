@@ -18,6 +18,7 @@
 #include "nccl.h"
 #include "operators.h"
 #include "races.h"
+#include "real_values.h"
 #include "recorder.h"
 #include "returns.h"
 #include "routing.h"
@@ -339,6 +340,31 @@ py::tuple notes_as_bytes() {
   return py::make_tuple(texts, py::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(int64_t)));
 }
 
+// `inputs` decides what comes onto the card in place of the script's own; it is kept for the life of the process.
+void keep_values(const py::object& inputs) {
+  auto* target = new py::object(inputs);
+  InputFunctions functions;
+  functions.copy = [target](const at::Tensor& to, const at::Tensor& from) {
+    py::gil_scoped_acquire gil;
+    py::object taken = target->attr("copy")(to, from);
+    return taken.is_none() ? at::Tensor() : py::cast<at::Tensor>(taken);
+  };
+  functions.draw = [target](const std::string& name, at::IntArrayRef sizes, uint64_t seed) {
+    py::gil_scoped_acquire gil;
+    auto [dim, seeds] = py::cast<std::pair<int64_t, std::vector<uint64_t>>>(
+        target->attr("draw")(name, std::vector<int64_t>(sizes.begin(), sizes.end()), seed));
+    return Draws{dim, std::move(seeds)};
+  };
+  keep_real_values(std::move(functions));
+}
+
+py::list unknown_list() {
+  py::list out;
+  for (const auto& [name, line] : unknown_results())
+    out.append(py::make_tuple(name, place_tuple(line)));
+  return out;
+}
+
 void resize_storage(const py::object& storage, size_t num_bytes) {
   c10::Storage unpacked = THPStorage_Unpack(storage.ptr());
   if (num_bytes == unpacked.nbytes())
@@ -537,6 +563,8 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("call_devices", &call_device_list);
   m.def("host_reads", &host_read_list);
   m.def("lost_gathers", &lost_gather_list);
+  m.def("keep_real_values", &keep_values);
+  m.def("unknown_results", &unknown_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);
