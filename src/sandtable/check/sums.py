@@ -34,9 +34,11 @@ def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         evidence = [_sum_evidence(ranks, calls[0])]
         for copy in copies[0][:_MOST_COPIES]:
             evidence.append(at_line(ranks, "get the same numbers from the host", copy.place))
+        # Numbers that a script makes up may be meant to be equal, to measure speed for example; those of a loader not.
+        has_loader = any(True for _ in trace.observations[ranks[0]].of_kind(EventKind.LOADER))
         yield Finding(
             rule="same-samples",
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if has_loader else Severity.NOTE,
             message="ranks that average their gradients must compute them from different samples, but all "
             f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
             ranks=ranks,
