@@ -143,7 +143,13 @@ class Capture:
 
         from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
 
-        steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
+        steps = StepCounter(
+            core,
+            wanted=settings.num_steps,
+            marker=settings.step_marker,
+            on_step=end_step,
+            is_forked=lambda: channel.is_forked,
+        )
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)

@@ -41,11 +41,21 @@ _MARK, _IN_BACKWARD, _BY_FRAMEWORK, _FIRST_OPTIMIZER = 0, 1, 2, 3
 class StepCounter:
     """Counts steps, by marks or updates, and stops the capture after the last one wanted.
 
-    `on_step` is called with the number of each step, as far as it is known while the script runs.
+    `on_step` is called with the number of each step, as far as it is known while the script runs. In processes that the
+    script forked from the rank's (`is_forked`), such as workers of a data loader, nothing stops.
     """
 
-    def __init__(self, core: ModuleType, *, wanted: int, marker: str = "", on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        *,
+        wanted: int,
+        marker: str = "",
+        on_step: Callable[[int], None],
+        is_forked: Callable[[], bool],
+    ) -> None:
         self._core = core
+        self._is_forked = is_forked
         self._wanted = wanted
         self._marker = marker
         self._on_step = on_step
@@ -267,7 +277,9 @@ class StepCounter:
         self._stop_if(self._is_enough)
 
     def _stop_if(self, is_enough: bool) -> None:
-        if is_enough and not self._goes_on and threading.current_thread() is threading.main_thread():
+        if not is_enough or self._goes_on or self._is_forked():
+            return
+        if threading.current_thread() is threading.main_thread():
             silence_output()
             raise StopCapture("steps")
 
