@@ -230,3 +230,50 @@ def test_collectives_have_each_other_as_backward_pass():
         *("all_gather", "reduce_scatter", "all_reduce"),
         *("all_gather", "reduce_scatter"),
     ]
+
+
+def _call_extensions() -> None:
+    import dropout_layer_norm
+    import rotary_emb
+    import xentropy_cuda_lib
+
+    x = torch.empty(64, 8, 128, device="cuda", dtype=torch.bfloat16)
+    angles = torch.empty(64, 1, 64, device="cuda", dtype=torch.bfloat16)
+    first, second = x.chunk(2, dim=-1)
+    rotary_emb.apply_rotary(first, second, angles, angles, first, second, False)
+
+    rows, gamma = x.view(64, 1024), torch.ones(1024, device="cuda")
+    none = (None, None, None, None)
+    out, total, mask, mu, rsigma = dropout_layer_norm.dropout_add_ln_fwd(
+        rows, None, gamma, None, *none, 0.0, 1e-5, 1.0, 0, None, False, True
+    )
+    assert (out.dtype, total, mask) == (torch.bfloat16, None, None)
+    dx, dresidual, dgamma, _, sums, _ = dropout_layer_norm.dropout_add_ln_bwd(
+        out, None, rows, None, None, mu, rsigma, gamma, *none, 0.0, 1.0, 0, False, True
+    )
+    assert (dx.shape, dresidual, dgamma.shape, sums.shape[1]) == (rows.shape, None, gamma.shape, 1024)
+    _, total, *_ = dropout_layer_norm.dropout_add_ln_fwd(
+        rows, rows.float(), gamma, gamma, *none, 0.1, 1e-5, 1.0, 0, None, False, False
+    )
+    assert total.dtype == torch.float32
+
+    labels = torch.zeros(64, device="cuda", dtype=torch.int64)
+    losses, lse = xentropy_cuda_lib.forward(rows, labels, 0.0)
+    assert xentropy_cuda_lib.backward(losses, rows, lse, labels, 0.0, True) is rows
+
+
+def test_compiled_modules_of_older_releases_are_kernels():
+    names = [
+        op.signature.op.removeprefix("flash_attn::")
+        for op in rehearse(_call_extensions).trace.rank(0).operators()
+        if op.signature.op.startswith("flash_attn::")
+    ]
+    assert names == [
+        "apply_rotary",
+        "dropout_add_rms_norm",
+        "dropout_add_rms_norm_backward",
+        "dropout_add_rms_norm_backward_finalize",
+        "dropout_add_layer_norm",
+        "xentropy",
+        "xentropy_backward",
+    ]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from sandtable.vgpu.packages.package import Package, names_of
+from sandtable.vgpu.packages.package import Fill, Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["package"]
@@ -24,7 +24,12 @@ def package(watcher: Watcher) -> Package:
         name="flash_attn",
         version="2.8.3",
         adaptations={"flash_attn.flash_attn_interface": _add_workspaces},
-        compiled={"flash_attn_2_cuda": names_of("flash_attn.compiled")},
+        compiled={
+            "dropout_layer_norm": _lazily("fill_norms"),
+            "flash_attn_2_cuda": names_of("flash_attn.compiled"),
+            "rotary_emb": _lazily("fill_rotary"),
+            "xentropy_cuda_lib": _lazily("fill_cross_entropy"),
+        },
         missing={
             "flash_attn": functions,
             "flash_attn.flash_attn_interface": _fill_interface,
@@ -48,6 +53,15 @@ def package(watcher: Watcher) -> Package:
             "flash_attn.utils.distributed": names_of("flash_attn.distributed"),
         },
     )
+
+
+def _lazily(name: str) -> Fill:
+    def fill(module: ModuleType) -> None:
+        from sandtable.vgpu.packages.flash_attn import extensions
+
+        getattr(extensions, name)(module)
+
+    return fill
 
 
 def _fill_interface(module: ModuleType) -> None:
