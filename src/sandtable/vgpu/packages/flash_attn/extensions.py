@@ -65,10 +65,8 @@ def _norm(
     is_rms_norm: bool = False,
 ) -> list[Tensor | None]:  # fmt: skip
     """Return the norm, the sum that was normalised if it is not x0 itself, the dropout's mask, means and deviations."""
-    if residual is not None:
-        sum_dtype = residual.dtype
-    else:
-        sum_dtype = torch.float32 if residual_in_fp32 else x0.dtype
+    own_dtype = torch.float32 if residual_in_fp32 else x0.dtype
+    sum_dtype = own_dtype if residual is None else residual.dtype
     num_rows = len(x0 if x0_subset is None else x0_subset)
     shape = (num_rows, x0.shape[-1])
     scales = [scale for scale in (rowscale, colscale, x0_subset) if scale is not None]
