@@ -277,3 +277,27 @@ def test_compiled_modules_of_older_releases_are_kernels():
         "xentropy",
         "xentropy_backward",
     ]
+
+
+def _compile_layers() -> None:
+    from flash_attn import flash_attn_varlen_func
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            x = x.view(-1, HEADS, SIZE)
+            return flash_attn_varlen_func(x, x, x, bounds, bounds, 700, 700, causal=True).flatten(1)
+
+    bounds = torch.tensor([0, 300, 1000], device="cuda", dtype=torch.int32)
+    x: Any = torch.empty(1000, HEADS * SIZE, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = x
+    for layer in (Layer(), Layer()):
+        layer.compile()
+        y = layer(y, bounds)
+    y.sum().backward()
+
+
+def test_attention_in_compiled_layers_is_the_same_operators():
+    names = [op.signature.op for op in rehearse(_compile_layers).trace.rank(0).operators()]
+    assert names.count("flash_attn::_flash_attn_varlen_forward") == 2
+    assert names.count("flash_attn::_flash_attn_varlen_backward") == 2
