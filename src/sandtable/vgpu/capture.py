@@ -171,7 +171,13 @@ class Capture:
 
         from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
 
-        steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
+        steps = StepCounter(
+            core,
+            wanted=settings.num_steps,
+            marker=settings.step_marker,
+            on_step=end_step,
+            is_forked=lambda: channel.is_forked,
+        )
         if observer is not None:
             steps.on_backward = observer.begin_backward, observer.end_backward
         values = ValueRecorder(core, settings.values) if settings.values is not None else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandtable.errors import FindingError, LaunchError, SandtableError
+from sandtable.errors import FindingError, LaunchError, MismatchError, SandtableError
 from sandtable.events import Event, Listener, Noticed, RankPrinted
 from sandtable.launch import FixedEnvironment, LayeredEnvironment, NodeEnvironment, OwnEnvironment, parse_command
 from sandtable.trace import Note, Observations, RankRecords
@@ -174,7 +174,8 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
     """Run a session; again if it may have failed because ranks did not run together.
 
     A rank may have been answered before all ranks of its kind were known (a sample pickles a longer object than the
-    rank that ran before it), or a sample may have come too late for a file that another rank has removed.
+    rank that ran before it), a sample may have come too late for a file that another rank has removed, or a rank may
+    have found one, such as the checkpoint of the first step, which another one made later than it looked.
     """
     primaries = job.first_ranks
     for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -192,7 +193,8 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
         except FindingError as failure:
             together = session.primaries | session.late_samples | set(failure.findings[0].ranks)
             is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or together <= primaries
-            if not is_final and (session.late_samples or session.broker.stale()):
+            may_find_files = isinstance(failure, MismatchError) and session.has_made_files
+            if not is_final and (session.late_samples or session.broker.stale() or may_find_files):
                 session.kill_ranks()
                 session.forget_files()
                 is_last = attempt + 1 == _MAX_ATTEMPTS and job.world_size <= job.limits.max_primaries

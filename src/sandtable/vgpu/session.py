@@ -218,6 +218,11 @@ class Session:
                     process.finish_output()
                 self._release(process)
 
+    @property
+    def has_made_files(self) -> bool:
+        """Whether ranks have made files after their first collective, which ranks that ran later may have found."""
+        return self._files.has_made
+
     def forget_files(self) -> None:
         """Remove what the ranks have made, so that they can run again from the beginning."""
         self._files.forget(self._known)

@@ -10,8 +10,9 @@ A step ends where the parameters have been updated, by the first of these that t
 
 Each of these leaves a row at every update; which rows end a step is decided when the capture ends (`step_rows.py`).
 After the last wanted step the capture continues through what closes the step (logging, schedulers) and stops at the
-next forward pass; at a mark it stops at once. There the script may be followed further, without records (`following.py`). Ranks that talk over their own sockets continue to the end of the script,
-because others would wait for one that stopped.
+next forward pass; at a mark it stops at once. There the script may be followed further, without records
+(`following.py`). Ranks that talk over their own sockets continue to the end of the script, because others would wait for
+one that stopped.
 """
 
 from __future__ import annotations
@@ -42,11 +43,21 @@ _MARK, _IN_BACKWARD, _BY_FRAMEWORK, _FIRST_OPTIMIZER = 0, 1, 2, 3
 class StepCounter:
     """Counts steps, by marks or updates, and stops the capture after the last one wanted.
 
-    `on_step` is called with the number of each step, as far as it is known while the script runs.
+    `on_step` is called with the number of each step, as far as it is known while the script runs. In processes that the
+    script forked from the rank's (`is_forked`), such as workers of a data loader, nothing stops.
     """
 
-    def __init__(self, core: ModuleType, *, wanted: int, marker: str = "", on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        *,
+        wanted: int,
+        marker: str = "",
+        on_step: Callable[[int], None],
+        is_forked: Callable[[], bool],
+    ) -> None:
         self._core = core
+        self._is_forked = is_forked
         self._wanted = wanted
         self._marker = marker
         self._on_step = on_step
@@ -283,7 +294,9 @@ class StepCounter:
         self._stop_if(self._is_enough)
 
     def _stop_if(self, is_enough: bool) -> None:
-        if not is_enough or self._goes_on or threading.current_thread() is not threading.main_thread():
+        if not is_enough or self._goes_on or self._is_forked():
+            return
+        if threading.current_thread() is not threading.main_thread():
             return
         if self._deadline is None:
             silence_output()
