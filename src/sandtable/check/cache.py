@@ -19,7 +19,7 @@ _SEGMENT_NS = 500_000
 """To give a segment back and request it again: cudaFree waits for the card, cudaMalloc maps memory. An assumption."""
 
 _WASTED_SHARE = 0.2
-_WASTED_BYTES = 1 << 30
+_WASTED_OF_CARD = 0.05
 
 
 def empty_cache_in_loop(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -65,7 +65,10 @@ def fragmentation(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             continue
         use = memory_use(view)
         wasted = memory.reserved_bytes - memory.allocated_bytes
-        if wasted < max(_WASTED_SHARE * memory.reserved_bytes, _WASTED_BYTES) or not use.allocated_bytes:
+        if (
+            wasted < max(_WASTED_SHARE * memory.reserved_bytes, _WASTED_OF_CARD * memory.capacity_bytes)
+            or not use.allocated_bytes
+        ):
             continue
         is_tight = memory.reserved_bytes > (1 - _WASTED_SHARE) * memory.capacity_bytes
         yield Finding(

@@ -37,6 +37,7 @@ from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.resources import (
     CacheFlush,
+    CheckpointedCall,
     CheckpointRead,
     DeviceUse,
     HostRead,
@@ -71,6 +72,7 @@ __all__ = [
     "Calls",
     "CaptureSummary",
     "CheckpointRead",
+    "CheckpointedCall",
     "ClassSummary",
     "Collective",
     "DeviceUse",

@@ -22,6 +22,7 @@ from typing import Any
 from sandtable.trace.records import Line
 from sandtable.trace.resources import (
     CacheFlush,
+    CheckpointedCall,
     CheckpointRead,
     DeviceUse,
     HostRead,
@@ -240,6 +241,7 @@ class Observations:
     cache_flushes: tuple[CacheFlush, ...] = ()
     checkpoint_reads: tuple[CheckpointRead, ...] = ()
     input_waits: tuple[InputWait, ...] = ()
+    checkpointed_calls: tuple[CheckpointedCall, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -289,6 +291,7 @@ _ROWS: dict[str, Any] = {
     "cache_flushes": CacheFlush,
     "checkpoint_reads": CheckpointRead,
     "input_waits": InputWait,
+    "checkpointed_calls": CheckpointedCall,
 }
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sandtable.trace import (
     CallIdentity,
+    CheckpointedCall,
     Draw,
     EventKind,
     Group,
@@ -100,6 +101,9 @@ class Observer:
             cache_flushes=tuple(self._resources.flushes),
             checkpoint_reads=tuple(self._resources.reads),
             input_waits=tuple(self._resources.waits),
+            checkpointed_calls=tuple(
+                CheckpointedCall(count=count, place=place) for place, count in self._resources.checkpointed.items()
+            ),
         )
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ class ResourceWatcher:
         self.reads: list[CheckpointRead] = []
         self.waits: list[InputWait] = []
         self.marks: list[MemoryMark] = []
+        self.checkpointed: Counter[Line] = Counter()
         self.retention = RetentionWatcher()
         self._log = log
         self._step = 0
@@ -37,6 +39,7 @@ class ResourceWatcher:
     def install(self) -> None:
         """Watch the functions of torch that are concerned."""
         import torch
+        import torch.utils.checkpoint
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         before(torch.cuda, "empty_cache", self._on_flush)
@@ -44,6 +47,9 @@ class ResourceWatcher:
         _around(torch, "load", self._on_load)
         torch.serialization.load = torch.load
         _around(_BaseDataLoaderIter, "__next__", self._on_batch)
+        # Both are called once for each part that is checkpointed, the one for reentrant checkpoints.
+        before(torch.utils.checkpoint, "check_backward_validity", self._on_checkpointed)
+        before(torch.utils.checkpoint._checkpoint_hook, "__init__", self._on_checkpointed)
 
     def end_step(self) -> None:
         """Note what is held at the end of a step."""
@@ -60,6 +66,10 @@ class ResourceWatcher:
     def _on_flush(self) -> None:
         if len(self.flushes) < _MOST_FLUSHES:
             self.flushes.append(CacheFlush(row=self._log.core.num_rows(), step=self._step, place=self._log.place()))
+
+    def _on_checkpointed(self, *args: Any, **options: Any) -> None:
+        if not self._log.core.is_compiling():
+            self.checkpointed[self._log.place()] += 1
 
     def _on_load(self, load: Callable[[], Any], path: Any = None, *args: Any, **options: Any) -> Any:
         core = self._log.core

@@ -28,6 +28,7 @@ _MOST_ITEMS = 10_000
 _MOST_NODES = 256
 _MOST_PARTS = 64
 _DEPTH = 5
+_CONTAINERS = (list, dict, deque)
 _NOT_OF_SCRIPTS = frozenset({"torch", "builtins", "numpy", "collections", "sandtable"})
 _ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault"})
 
@@ -51,7 +52,7 @@ class RetentionWatcher:
         # What the script made before its imports ended is not among the collector's objects.
         for thing in itertools.chain(gc.get_objects(), [thing for thing, _ in self._names.values()]):
             kind = type(thing)
-            if kind is list or kind is deque or kind is dict:
+            if issubclass(kind, _CONTAINERS):
                 count = _num_tensors(thing)
                 if count:
                     containers[id(thing)] = thing, count
@@ -110,7 +111,7 @@ def _is_tensor(kind: type) -> bool:
 
 def _tensors_in(thing: Any) -> Iterator[Any]:
     """Yield the tensors of a container that take memory of the card or keep a graph, also those one level down."""
-    for item in list(thing.values()) if isinstance(thing, dict) else list(thing):
+    for item in _items_of(thing):
         kind = type(item)
         if _is_tensor(kind):
             yield item
@@ -118,8 +119,17 @@ def _tensors_in(thing: Any) -> Iterator[Any]:
             yield from (part for part in (item.values() if kind is dict else item) if _is_tensor(type(part)))
 
 
+def _items_of(thing: Any) -> list[Any]:
+    """Return what is in a container, whatever its class makes of that."""
+    kind = type(thing)
+    if issubclass(kind, dict):
+        return list(dict.values(thing))
+    base = list if issubclass(kind, list) else deque if issubclass(kind, deque) else tuple
+    return list(base.__iter__(thing))  # type: ignore[attr-defined]
+
+
 def _num_tensors(thing: Any) -> int:
-    if not 0 < len(thing) <= _MOST_ITEMS:
+    if not 0 < len(_items_of(thing)) <= _MOST_ITEMS:
         return 0
     return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or tensor.grad_fn is not None)
 
@@ -159,23 +169,17 @@ def _names_in_script() -> dict[int, tuple[Any, str]]:
         seen.update(id(value) for value, _ in level)
         following: list[tuple[Any, str]] = []
         for value, name in level[:_MOST_ITEMS]:
-            if _is_container(value) or _is_tensor(type(value)):
+            if issubclass(type(value), _CONTAINERS) or _is_tensor(type(value)):
                 found[id(value)] = value, name
             following += _parts_of(value, name)
         level = following
     return found
 
 
-def _is_container(value: Any) -> bool:
-    return type(value) in (list, dict, deque)
-
-
 def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
     """Return what is inside a container, which has its name, or an object, whose attributes have their own."""
-    if type(value) is dict:
-        return [(part, name) for part in list(value.values())[:_MOST_PARTS]]
-    if type(value) in (list, tuple, deque):
-        return [(part, name) for part in list(value)[:_MOST_PARTS]]
+    if issubclass(type(value), (*_CONTAINERS, tuple)):
+        return [(part, name) for part in _items_of(value)[:_MOST_PARTS]]
     own = getattr(value, "__dict__", None)
     is_own = type(value).__module__.partition(".")[0] not in _NOT_OF_SCRIPTS
     return [(part, key) for key, part in list(own.items())] if is_own and type(own) is dict else []
@@ -185,7 +189,7 @@ def _name_by_holder(thing: Any) -> str:
     """Return the name under which another object holds this one; "" if none does."""
     for holder in gc.get_referrers(thing):
         # The attributes of an object may be in no dictionary.
-        names = holder if type(holder) is dict else getattr(holder, "__dict__", None)
+        names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
         for name, value in list(names.items()) if isinstance(names, dict) else ():
             if value is thing and isinstance(name, str):
                 return name
