@@ -26,6 +26,7 @@ from sandtable.trace.resources import (
     CheckpointRead,
     DeviceUse,
     HostRead,
+    HostTensor,
     InputWait,
     MemoryMark,
     TensorHolder,
@@ -242,6 +243,7 @@ class Observations:
     checkpoint_reads: tuple[CheckpointRead, ...] = ()
     input_waits: tuple[InputWait, ...] = ()
     checkpointed_calls: tuple[CheckpointedCall, ...] = ()
+    host_tensors: tuple[HostTensor, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -292,6 +294,7 @@ _ROWS: dict[str, Any] = {
     "checkpoint_reads": CheckpointRead,
     "input_waits": InputWait,
     "checkpointed_calls": CheckpointedCall,
+    "host_tensors": HostTensor,
 }
 
 

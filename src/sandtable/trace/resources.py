@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointedCall",
     "DeviceUse",
     "HostRead",
+    "HostTensor",
     "InputWait",
     "MemoryMark",
     "TensorHolder",
@@ -96,6 +97,16 @@ class CheckpointedCall:
     """How often a line of the script ran a part of the model whose activations are computed again."""
 
     count: int
+    place: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTensor:
+    """A large tensor or array that a variable of the script holds in host memory; `digest` is of a sample of it."""
+
+    name: str
+    num_bytes: int
+    digest: int
     place: Line
 
 

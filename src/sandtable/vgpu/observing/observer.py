@@ -101,6 +101,7 @@ class Observer:
             cache_flushes=tuple(self._resources.flushes),
             checkpoint_reads=tuple(self._resources.reads),
             input_waits=tuple(self._resources.waits),
+            host_tensors=self._resources.host_tensors,
             checkpointed_calls=tuple(
                 CheckpointedCall(count=count, place=place) for place, count in self._resources.checkpointed.items()
             ),

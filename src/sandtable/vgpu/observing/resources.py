@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from sandtable.trace import CacheFlush, CheckpointRead, DeviceUse, HostRead, InputWait, Line, MemoryMark
+from sandtable.trace import CacheFlush, CheckpointRead, DeviceUse, HostRead, HostTensor, InputWait, Line, MemoryMark
 from sandtable.vgpu.observing.events import EventLog, before
+from sandtable.vgpu.observing.host_tensors import host_tensors
 from sandtable.vgpu.observing.retention import RetentionWatcher
 
 __all__ = ["ResourceWatcher", "device_uses", "host_reads"]
@@ -32,6 +33,7 @@ class ResourceWatcher:
         self.waits: list[InputWait] = []
         self.marks: list[MemoryMark] = []
         self.checkpointed: Counter[Line] = Counter()
+        self.host_tensors: tuple[HostTensor, ...] = ()
         self.retention = RetentionWatcher()
         self._log = log
         self._step = 0
@@ -54,6 +56,8 @@ class ResourceWatcher:
     def end_step(self) -> None:
         """Note what is held at the end of a step."""
         self._step += 1
+        if self._step == 1:
+            self.host_tensors = host_tensors()
         if self._step > _MOST_MARKED_STEPS or self._log.core.is_compiling():
             return
         self.retention.look(self._step)

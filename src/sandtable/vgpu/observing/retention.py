@@ -12,14 +12,14 @@ import itertools
 import linecache
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
 from sandtable.trace import Line, TensorHolder
 from sandtable.vgpu.failures import is_library
 
-__all__ = ["RetentionWatcher"]
+__all__ = ["RetentionWatcher", "names_in_script", "place_of"]
 
 _LAST_STEP = 4
 """Scripts that keep something do so in every step."""
@@ -48,7 +48,7 @@ class RetentionWatcher:
             return
         containers: dict[int, tuple[Any, int]] = {}
         tensors = []
-        self._names = _names_in_script()
+        self._names = names_in_script()
         # What the script made before its imports ended is not among the collector's objects.
         for thing in itertools.chain(gc.get_objects(), [thing for thing, _ in self._names.values()]):
             kind = type(thing)
@@ -91,22 +91,19 @@ class RetentionWatcher:
     def _add(self, thing: Any, kind: str, count: int) -> None:
         name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
         if name:
-            files = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
-            place = next((place for file, names in files.items() if (place := _place_of(name, file, names))), None)
+            place = place_of(name, _adds_to)
             self.holders[name] = TensorHolder(
                 name=name,
                 kind=kind,
                 num_tensors=count,
                 has_graph=kind == "graph" or _has_graph(thing),
-                place=place or Line(),
+                place=place,
             )
 
 
 def _is_tensor(kind: type) -> bool:
-    from torch import Tensor
-    from torch.nn import Parameter
-
-    return kind is Tensor or (issubclass(kind, Tensor) and kind is not Parameter)
+    tensor = sys.modules["torch"].Tensor
+    return kind is tensor or (issubclass(kind, tensor) and kind.__name__ != "Parameter")
 
 
 def _tensors_in(thing: Any) -> Iterator[Any]:
@@ -125,11 +122,17 @@ def _items_of(thing: Any) -> list[Any]:
     if issubclass(kind, dict):
         return list(dict.values(thing))
     base = list if issubclass(kind, list) else deque if issubclass(kind, deque) else tuple
-    return list(base.__iter__(thing))  # type: ignore[attr-defined]
+    return list(base.__iter__(thing))
 
 
 def _num_tensors(thing: Any) -> int:
-    if not 0 < len(_items_of(thing)) <= _MOST_ITEMS:
+    """Count the tensors of a container to which one was added last."""
+    kind = type(thing)
+    size = dict.__len__(thing) if issubclass(kind, dict) else len(thing)
+    if not 0 < size <= _MOST_ITEMS:
+        return 0
+    last = next(reversed(dict.values(thing))) if issubclass(kind, dict) else thing[-1]
+    if not issubclass(type(last), (tuple, dict)) and not _is_tensor(type(last)):
         return 0
     return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or tensor.grad_fn is not None)
 
@@ -156,7 +159,7 @@ def _script_frames() -> list[FrameType]:
     return frames
 
 
-def _names_in_script() -> dict[int, tuple[Any, str]]:
+def names_in_script() -> dict[int, tuple[Any, str]]:
     """Return the containers and tensors that the script's variables lead to, with the names of these, by id."""
     scopes: list[Mapping[str, Any]] = []
     for frame in _script_frames():
@@ -196,16 +199,17 @@ def _name_by_holder(thing: Any) -> str:
     return ""
 
 
-def _place_of(name: str, file: str, names: dict[str, Any]) -> Line | None:
-    """Return the line of this file that adds to the variable or attribute of this name."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file, names)))
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
-        if _adds_to(node, name):
-            return Line(file, node.lineno, "")  # type: ignore[attr-defined]
-    return None
+def place_of(name: str, concerns: Callable[[ast.AST, str], bool]) -> Line:
+    """Return the first line of the running script's files that concerns the variable or attribute of this name."""
+    for file, names in {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}.items():
+        try:
+            tree = ast.parse("".join(linecache.getlines(file, names)))
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if concerns(node, name):
+                return Line(file, node.lineno, "")  # type: ignore[attr-defined]
+    return Line()
 
 
 def _adds_to(node: ast.AST, name: str) -> bool:
