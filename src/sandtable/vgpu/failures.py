@@ -16,7 +16,6 @@ from types import FrameType, TracebackType
 from sandtable.errors import ScriptError
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.native import cache_directory
-from sandtable.trace import Kind, Phase, RankRecords
 from sandtable.vgpu.compatibility import torch_directory
 from sandtable.vgpu.known_failures import known_failure, worker_failure
 from sandtable.vgpu.missing_modules import missing_module_remedy
@@ -25,7 +24,7 @@ from sandtable.vgpu.stop import ProcessRejected
 from sandtable.vgpu.undescribed import description_remedy, undescribed_call
 
 __all__ = [
-    "at_moment",
+    "OUT_OF_MEMORY",
     "died",
     "exit_code",
     "failure",
@@ -93,21 +92,6 @@ def failure(error: BaseException) -> RankFailed:
         line=line,
         remedy=known.remedy if known is not None else missing_module_remedy(error) or description_remedy(str(error)),
     )
-
-
-def at_moment(failed: RankFailed, records: RankRecords) -> RankFailed:
-    """Add when in the course of training memory ran out: states come with the first update, growth with the steps."""
-    if failed.rule != OUT_OF_MEMORY:
-        return failed
-    if records.num_steps:
-        num_steps = "1 step" if records.num_steps == 1 else f"{records.num_steps} steps"
-        return failed._replace(moment=f" in step {records.num_steps + 1}, after {num_steps} that fit")
-    phases = records.records.phase[records.records.kind == Kind.OPERATOR]
-    if len(phases) and phases[-1] == Phase.OPTIMIZER:
-        return failed._replace(
-            moment=" when the optimizer made its states, after a forward and a backward pass that fit"
-        )
-    return failed
 
 
 def exit_code(error: BaseException) -> int:

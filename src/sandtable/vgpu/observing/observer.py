@@ -23,11 +23,11 @@ from sandtable.trace import (
     Race,
     RaceKind,
 )
+from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
-from sandtable.vgpu.observing.unused import UnusedParameterWatcher
 
 __all__ = ["Observer", "observe"]
 
@@ -45,7 +45,7 @@ class Observer:
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
         self._resources = ResourceWatcher(self.log)
-        self._unused = UnusedParameterWatcher(self.log)
+        self._data_parallel = DataParallelWatcher(self.log)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
@@ -53,7 +53,7 @@ class Observer:
         self._core.follow_races(True)
         self._parameters.install()
         self._resources.install()
-        self._unused.install()
+        self._data_parallel.install()
         follow_training(self.log, self._parameters.index_of)
 
     def begin_backward(self) -> None:
@@ -68,7 +68,7 @@ class Observer:
         """Look at all parameters after an update, and at what is held."""
         self._parameters.take_parameters()
         self._resources.end_step()
-        self._unused.end_step()
+        self._data_parallel.end_step()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]

@@ -71,11 +71,6 @@ def follow_training(log: EventLog, index_of: Callable[[Any], int]) -> None:
         before(torch.nn.utils, name, clip(how))
         setattr(torch.nn.utils.clip_grad, name, getattr(torch.nn.utils, name))
 
-    before(
-        DistributedDataParallel,
-        "no_sync",
-        lambda self: log.note(EventKind.NO_SYNC, subject=number("module", self.module)),
-    )
     after(
         DistributedDataParallel,
         "__init__",
