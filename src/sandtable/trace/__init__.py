@@ -20,12 +20,12 @@ from sandtable.trace.kinds import (
 )
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.observations import (
-    CallIdentity,
     Draw,
     EventKind,
     GradientScale,
     HeldParameters,
     HostCopy,
+    LostGather,
     Observations,
     Race,
     RaceKind,
@@ -33,6 +33,7 @@ from sandtable.trace.observations import (
     Snapshot,
     WatchedParameter,
 )
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.resources import (
@@ -90,11 +91,13 @@ __all__ = [
     "InputWait",
     "Kind",
     "Line",
+    "LostGather",
     "MemoryMark",
     "MemoryPeaks",
     "Note",
     "NoteSummary",
     "Observations",
+    "ObservedCalls",
     "Operator",
     "Phase",
     "Race",

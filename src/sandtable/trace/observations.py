@@ -12,13 +12,14 @@ smaller row came first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
 from sandtable.trace.resources import (
     CacheFlush,
@@ -33,12 +34,12 @@ from sandtable.trace.resources import (
 )
 
 __all__ = [
-    "CallIdentity",
     "Draw",
     "EventKind",
     "GradientScale",
     "HeldParameters",
     "HostCopy",
+    "LostGather",
     "Observations",
     "Race",
     "RaceKind",
@@ -69,12 +70,24 @@ class EventKind(StrEnum):
     """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
     FORWARD = "forward"
     """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
+    WRAPPER_BACKWARD = "wrapper backward"
+    """A backward pass begins, told of each wrapper: whether it has seen the forward pass, and whether the pass wrote
+    gradients of its module."""
+    REPLACED = "replaced"
+    """A model may get new parameters after an optimizer was made; `how` says by what."""
+    MOVED = "moved"
+    """A wrapper, or the module inside one, is moved or converted."""
     NO_SYNC = "no sync"
     NO_SYNC_END = "no sync end"
     LOADER = "loader"
     """An iteration over a data loader begins; its facts are the loader's settings."""
     LOADER_END = "loader end"
+    SAMPLER = "sampler"
+    """An iteration over a sampler of torch that shards begins."""
     SET_EPOCH = "set epoch"
+    READ = "read"
+    """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
+    WRITE = "write"
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
@@ -110,6 +123,8 @@ class WatchedParameter:
     is_buffer: bool = False
     place: Line = _NOWHERE
     """Where its memory was asked for."""
+    written: Line = _NOWHERE
+    """Where it was last written before the first update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,23 +192,6 @@ class Draw:
     row: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIdentity:
-    """A collective on the card and the identity of what the rank put in."""
-
-    op: str
-    reduce: str
-    group: tuple[int, ...]
-    """The ranks of the group; empty for the world."""
-    number: int
-    """How many collectives of that group came before it."""
-    identity: int
-    num_bytes: int
-    phase: str
-    place: Line
-    row: int
-
-
 class RaceKind(StrEnum):
     """What the later access does to the memory of the earlier one."""
 
@@ -220,6 +218,15 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostGather:
+    """Activations of all ranks, gathered at `gather` in a way that gradients do not pass, and multiplied at `place`."""
+
+    gather: Line
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -233,7 +240,7 @@ class Observations:
     """The numbers by which tensors of one element, such as losses, were multiplied or divided."""
     host_copies: tuple[HostCopy, ...] = ()
     draws: tuple[Draw, ...] = ()
-    calls: tuple[CallIdentity, ...] = ()
+    calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
     device_uses: tuple[DeviceUse, ...] = ()
     memory_marks: tuple[MemoryMark, ...] = ()
@@ -244,6 +251,7 @@ class Observations:
     input_waits: tuple[InputWait, ...] = ()
     checkpointed_calls: tuple[CheckpointedCall, ...] = ()
     host_tensors: tuple[HostTensor, ...] = ()
+    lost_gathers: tuple[LostGather, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -256,6 +264,7 @@ class Observations:
         for name, kind in _ROWS.items():
             names = [item.name for item in fields(kind)]
             document[name] = [[_plain(getattr(row, name), lines) for name in names] for row in getattr(self, name)]
+        document["calls"] = ObservedCalls.of(self.calls).to_json()
         document["lines"] = [(line.file, line.line, line.function) for line in lines]
         return document
 
@@ -263,8 +272,9 @@ class Observations:
     def from_json(cls, document: Mapping[str, Any]) -> Observations:
         """Invert `to_json`."""
         lines = [Line(*row) for row in document["lines"]]
-        rows = {name: tuple(_row(kind, values, lines) for values in document[name]) for name, kind in _ROWS.items()}
-        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), **rows)
+        rows = {name: _rows(kind, document[name], lines) for name, kind in _ROWS.items()}
+        calls = ObservedCalls.from_json(document["calls"])
+        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), calls=calls, **rows)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the file that a captured rank leaves for the launcher."""
@@ -284,7 +294,6 @@ _ROWS: dict[str, Any] = {
     "scales": GradientScale,
     "host_copies": HostCopy,
     "draws": Draw,
-    "calls": CallIdentity,
     "races": Race,
     "device_uses": DeviceUse,
     "memory_marks": MemoryMark,
@@ -295,6 +304,7 @@ _ROWS: dict[str, Any] = {
     "input_waits": InputWait,
     "checkpointed_calls": CheckpointedCall,
     "host_tensors": HostTensor,
+    "lost_gathers": LostGather,
 }
 
 
@@ -302,13 +312,20 @@ def _plain(value: Any, lines: dict[Line, int]) -> Any:
     return lines.setdefault(value, len(lines)) if isinstance(value, Line) else value
 
 
-def _row(kind: Any, values: list[Any], lines: list[Line]) -> Any:
-    return kind(**{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), values, strict=True)})
+def _rows(kind: Any, rows: list[list[Any]], lines: list[Line]) -> tuple[Any, ...]:
+    names = [item.name for item in fields(kind)]
+    columns = [
+        [_rich(item.type, value, lines) for value in column]
+        for item, column in zip(fields(kind), zip(*rows, strict=True), strict=False)
+    ]
+    return tuple(kind(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
 
 
 def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
     """Return the value of a field as its class has it; `annotation` is the text of the field's type."""
     match annotation:
+        case "int" | "str" | "bool" | "float":
+            return value
         case "Line":
             return lines[value]
         case "EventKind":

@@ -5,8 +5,9 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from sandtable.trace import Kind, Observations, Phase, RankRecords
-from sandtable.vgpu.failures import OUT_OF_MEMORY, exit_code, failure
+from sandtable.trace import Observations, RankRecords
+from sandtable.vgpu.failures import at_moment, exit_code, failure
+from sandtable.vgpu.loop_state import stack_of
 from sandtable.vgpu.processes import private_bytes
 from sandtable.vgpu.protocol import RankFailed, RankSaved
 from sandtable.vgpu.rank_channel import RankChannel
@@ -18,6 +19,18 @@ __all__ = ["RunningCapture", "conclude", "observations_path", "stop_on_signal", 
 
 class RunningCapture(Protocol):
     """A running capture in this process."""
+
+    @property
+    def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """What is known of the data loaders of the script (`LoaderState`)."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all wanted steps were captured, and the script went on."""
+
+    @property
+    def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
+        """The groups that `new_group` was called for (`MadeGroup`)."""
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
@@ -58,19 +71,24 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
     failed: RankFailed | None = failure(error) if error is not None and reason == FAILED else None
     try:
         records = capture.finish(reason)
-        failed = failed and _at_moment(failed, records)
+        failed = failed and at_moment(failed, records)
         records.save(task.records_path)
         observations = capture.observations()
         if observations is not None:
             observations.save(observations_path(task))
         channel.report(
             RankSaved(
-                stop_reason=reason,
+                stop_reason=records.stop_reason,
                 digest=records.digest(),
                 num_steps=records.num_steps,
                 private_bytes=private_bytes("self"),
                 has_flat_buffers=bool(records.flat_buffers),
                 chunked_dims=records.chunked_dims,
+                stack=stack_of(error),
+                loaders=capture.loaders,
+                made_groups=capture.made_groups,
+                is_followed=capture.is_followed,
+                has_ended=reason == SCRIPT_ENDED,
             )
         )
     except Exception:
@@ -104,18 +122,3 @@ def _stop_within(error: BaseException | None) -> StopCapture | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
-
-
-def _at_moment(failed: RankFailed, records: RankRecords) -> RankFailed:
-    """Add when in the course of training memory ran out: states come with the first update, growth with the steps."""
-    if failed.rule != OUT_OF_MEMORY:
-        return failed
-    if records.num_steps:
-        num_steps = "1 step" if records.num_steps == 1 else f"{records.num_steps} steps"
-        return failed._replace(moment=f" in step {records.num_steps + 1}, after {num_steps} that fit")
-    phases = records.records.phase[records.records.kind == Kind.OPERATOR]
-    if len(phases) and phases[-1] == Phase.OPTIMIZER:
-        return failed._replace(
-            moment=" when the optimizer made its states, after a forward and a backward pass that fit"
-        )
-    return failed

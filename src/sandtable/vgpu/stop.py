@@ -2,6 +2,7 @@
 
 __all__ = [
     "DEADLOCK",
+    "ENOUGH_STEPS",
     "FAILED",
     "FAILURES",
     "MISMATCH",
@@ -10,6 +11,9 @@ __all__ = [
     "ProcessRejected",
     "StopCapture",
 ]
+
+ENOUGH_STEPS = "steps"
+"""The stop reason of a rank that made all wanted steps."""
 
 SCRIPT_ENDED = "script ended"
 """The stop reason of a rank that was not stopped."""

@@ -347,8 +347,10 @@ void VirtualAllocator::free(Block* block) {
   block->facts.reset();
   block->is_parameter = false;
   block->identity = {};
+  block->written_line = 0;
   block->scale = {};
   block->contents.clear();
+  block->gather = 0;
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);

@@ -54,7 +54,9 @@ struct Block {
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
+  uint32_t written_line = 0; // of the last kernel that wrote to it
   Identity identity; // of what it holds
+  uint32_t gather = 0; // whose gathered activations it holds, if gradients do not pass (gathers.h)
   GradientScale scale;
   Contents contents; // parts that were written on their own, if any
   std::vector<Access> accesses; // the last of each kind, stream and part (races.h)

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -18,6 +19,7 @@
 
 #include "compatibility.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "recorder.h"
@@ -401,6 +403,29 @@ CallTable& call_table() {
   return *table;
 }
 
+static std::string name_of_reduce(uint8_t number) {
+  static const std::array<const char*, 10> names{
+      "", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"};
+  return number < names.size() ? names[number] : "";
+}
+
+// "24,8>12,24": rows given to each member, and got from each. Of large groups nothing: it would be long.
+static std::string text_of_splits(const std::pair<std::vector<int64_t>, std::vector<int64_t>>& splits) {
+  constexpr size_t kMostSplits = 64;
+  if (std::max(splits.first.size(), splits.second.size()) > kMostSplits)
+    return "";
+  std::string text;
+  auto add = [&text](const std::vector<int64_t>& list) {
+    for (size_t k = 0; k < list.size(); ++k)
+      text += (k ? "," : "") + std::to_string(list[k]);
+  };
+  add(splits.first);
+  if (!splits.first.empty() || !splits.second.empty())
+    text += ">";
+  add(splits.second);
+  return text;
+}
+
 std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes() {
   static size_t num_taken = 0;
   static std::unordered_map<std::string, int64_t> numbers;
@@ -415,14 +440,17 @@ std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes() {
   std::lock_guard<std::mutex> lock(table_mutex);
   const CallTable& table = call_table();
   const std::vector<Line>& lines = known_lines();
+  rows.reserve((table.op.size() - num_taken) * kNoteColumns);
   for (; num_taken < table.op.size(); ++num_taken) {
     size_t i = num_taken;
-    if (table.agreed_bytes[i] == kPointToPoint)
-      continue;
+    bool is_message = table.agreed_bytes[i] == kPointToPoint;
+    int64_t size = is_message ? std::max(table.bytes_in[i], table.bytes_out[i]) : table.agreed_bytes[i];
     const Line& line = lines[table.line[i] < lines.size() ? table.line[i] : 0];
     rows.insert(
         rows.end(), {table.group[i], table.seq[i], number(table.ops[table.op[i]]), number(table.dtypes[table.dtype[i]]),
-                     table.agreed_bytes[i], number(line.file), line.line});
+                     size, number(line.file), line.line, is_message ? table.other[i] : -1, table.tag[i],
+                     is_message ? -1 : table.other[i], number(name_of_reduce(table.reduce[i])),
+                     number(text_of_splits(table.split_lists[table.splits[i]]))});
   }
   return {std::move(texts), std::move(rows)};
 }
@@ -645,6 +673,8 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   table.agreed_bytes.push_back(point_to_point ? kPointToPoint : key.num_bytes);
   table.bytes_out.push_back(bytes_of(call.outputs));
   table.peer.push_back(point_to_point ? (call.peer - getRank() + getSize()) % getSize() : call.root);
+  table.other.push_back(point_to_point ? key.peer : call.root);
+  table.tag.push_back(point_to_point ? key.tag : 0);
   table.stream.push_back(stream_id);
   table.line.push_back(place.line);
   table.is_async.push_back(call.is_async);
@@ -685,6 +715,8 @@ std::vector<GradientScale> VirtualGroup::sums_of(const Call& call) const {
 Digest VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
     return 0;
+  if (call.op == "all_gather")
+    note_gather(call.inputs, call.outputs);
   Digest op = digest_of(call.op);
   Identity given = same(op);
   for (const at::Tensor& tensor : call.inputs)
@@ -723,7 +755,8 @@ uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t,
     again(*column);
   for (auto* column : {&table.bytes_in, &table.bytes_out, &table.agreed_bytes})
     again(*column);
-  again(table.peer);
+  for (auto* column : {&table.peer, &table.other, &table.tag})
+    again(*column);
   again(table.identity);
   for (auto* column : {&table.is_async, &table.reduce})
     again(*column);

@@ -37,6 +37,7 @@ class ResourceWatcher:
         self.retention = RetentionWatcher()
         self._log = log
         self._step = 0
+        self._is_over = False
 
     def install(self) -> None:
         """Watch the functions of torch that are concerned."""
@@ -67,12 +68,16 @@ class ResourceWatcher:
                     MemoryMark(step=self._step, num_bytes=num_bytes, num_tensors=num_tensors, place=Line(*place))
                 )
 
+    def stop(self) -> None:
+        """Note nothing more: the captured steps are over, and the script is only followed."""
+        self._is_over = True
+
     def _on_flush(self) -> None:
-        if len(self.flushes) < _MOST_FLUSHES:
+        if not self._is_over and len(self.flushes) < _MOST_FLUSHES:
             self.flushes.append(CacheFlush(row=self._log.core.num_rows(), step=self._step, place=self._log.place()))
 
     def _on_checkpointed(self, *args: Any, **options: Any) -> None:
-        if not self._log.core.is_compiling():
+        if not self._is_over and not self._log.core.is_compiling():
             self.checkpointed[self._log.place()] += 1
 
     def _on_load(self, load: Callable[[], Any], path: Any = None, *args: Any, **options: Any) -> Any:
@@ -95,7 +100,7 @@ class ResourceWatcher:
     def _on_batch(self, take: Callable[[], Any], batches: Any) -> Any:
         start = time.perf_counter_ns()
         batch = take()
-        if len(self.waits) < _MOST_WAITS:
+        if not self._is_over and len(self.waits) < _MOST_WAITS:
             self.waits.append(
                 InputWait(
                     loader=self._log.number_of("loader iterator", batches),
