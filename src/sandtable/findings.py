@@ -6,9 +6,10 @@ and the remedy. Errors carry findings (see `errors.py`); a run that ends well ma
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 __all__ = ["Evidence", "Finding", "Severity", "name_ranks", "place_text", "worst_first"]
@@ -55,6 +56,18 @@ class Finding:
     ranks: tuple[int, ...]
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
+
+    def to_json(self) -> str:
+        """Return the finding as text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Finding:
+        """Invert `to_json`."""
+        fields = json.loads(text)
+        evidence = tuple(Evidence(**{**item, "ranks": tuple(item["ranks"])}) for item in fields.pop("evidence"))
+        ranks, severity = tuple(fields.pop("ranks")), Severity(fields.pop("severity"))
+        return cls(**fields, ranks=ranks, severity=severity, evidence=evidence)
 
     def __str__(self) -> str:
         lines = [f"{self.message}:" if self.evidence else self.message]

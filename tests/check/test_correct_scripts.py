@@ -18,4 +18,5 @@ def test_a_correct_script_is_not_accused(script: Path, tmp_path, monkeypatch) ->
         run = rehearse(script, options=LaunchOptions(ranks_per_node=4, ranks="all", launcher=launcher))
     assert run.error is None, run.error
     accusations = [finding for finding in run.findings if finding.severity is not Severity.NOTE]
+    assert not [note.text for note in run.trace.notes if note.kind == "observation failed"]
     assert not accusations, "\n".join(map(str, accusations))

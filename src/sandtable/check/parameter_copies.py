@@ -146,10 +146,10 @@ class _Relations:
 
     def __init__(self, trace: Trace, every: Iterable[Sequence[ParameterCopy]]) -> None:
         self._table = RankTable(trace.observations)
-        self._starts: dict[int, dict[Key, int]] = defaultdict(dict)
+        self._starts: dict[int, dict[Key, Numbers]] = defaultdict(dict)
         for copies in every:
             for copy in copies:
-                self._starts[copy.rank][copy.key] = copy.values[0].identity
+                self._starts[copy.rank][copy.key] = copy.values[0]
         self._known: dict[tuple[int, int], str] = {}
 
     def are_replicas(self, one: ParameterCopy, other: ParameterCopy) -> bool:
@@ -164,7 +164,13 @@ class _Relations:
 
     def _relation(self, one: int, other: int) -> str:
         mine, theirs = self._starts[one], self._starts[other]
-        is_alike = mine.keys() == theirs.keys() and all(mine[key] == theirs[key] for key in mine)
+        is_alike = (
+            mine.keys() == theirs.keys()
+            and any(mine[key].identity == theirs[key].identity for key in mine)
+            and not any(are_different((mine[key], theirs[key])) for key in mine)
+        )
+        if self._table.exchange_messages(one, other):  # stages of a pipeline
+            return "unknown"
         shares = self._table.shared_activations(one, other)
         if "all_to_all" in shares:  # experts, which are not copies
             return "unknown"

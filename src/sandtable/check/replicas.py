@@ -102,12 +102,12 @@ def _names(parameters: Sequence[Copies]) -> str:
 
 
 def _places(copies: Copies) -> Iterator[Evidence]:
-    """Yield where the ranks made their copies, once for all that made them on the same line."""
-    places: dict[Line, list[int]] = defaultdict(list)
-    for copy in copies:
-        places[copy.parameter.place].append(copy.rank)
-    for place, ranks in places.items():
-        yield at_line(ranks, f"put their {copies[0].parameter.name} on the card", place)
+    """Yield where the ranks made and last wrote their copies, once for all that did so on the same line."""
+    name = copies[0].parameter.name
+    for members in grouped(copies, lambda copy: copy.parameter.place):
+        yield at_line(_ranks(members), f"put their {name} on the card", members[0].parameter.place)
+    for members in grouped(copies, lambda copy: copy.parameter.written):
+        yield at_line(_ranks(members), f"write their {name} last before training", members[0].parameter.written)
 
 
 def _reductions(trace: Trace, copies: Copies) -> Iterator[Evidence]:

@@ -52,6 +52,10 @@ class LaunchOptions:
         listen: receives every event (see `sandtable.events`).
         launcher: a running launcher; many rehearsals with one are cheaper.
         store: where to look for the capture first, and to keep it.
+        num_epochs: after the captured steps, follow the script without records until its data loaders have been read this
+            often, to see whether ranks still meet at the end of an epoch; by default for `follow_seconds`.
+        follow_seconds: how long to follow a script whose steps are quick; 0 to stop after the captured steps.
+        runs_few: with `ranks="auto"`, run every rank where there are at most 16 and that takes only seconds.
     """
 
     ranks_per_node: int | None = None
@@ -72,6 +76,9 @@ class LaunchOptions:
     listen: Listener = ignore
     launcher: Launcher | None = None
     store: CaptureStore | None = None
+    num_epochs: int = 0
+    follow_seconds: float = 5.0
+    runs_few: bool = True
 
 
 def rehearse(
@@ -201,6 +208,9 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         observes=options.checks,
         command=options.command,
         launcher_environment=environment,
+        num_epochs=options.num_epochs,
+        follow_seconds=options.follow_seconds if cluster.num_nodes * ranks_per_node > 1 else 0.0,
+        runs_few=options.runs_few,
     )
 
 

@@ -25,6 +25,7 @@ from sandtable.trace.observations import (
     GradientScale,
     HeldParameters,
     HostCopy,
+    LostGather,
     Observations,
     Race,
     RaceKind,
@@ -35,6 +36,15 @@ from sandtable.trace.observations import (
 from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
     CaptureSummary,
@@ -57,11 +67,14 @@ __all__ = [
     "ROOTED_OPS",
     "SKIPPED_UPDATES",
     "TO_THE_END",
+    "CacheFlush",
     "CallIdentity",
     "Calls",
     "CaptureSummary",
+    "CheckpointRead",
     "ClassSummary",
     "Collective",
+    "DeviceUse",
     "Draw",
     "EventKind",
     "FlatBuffer",
@@ -70,8 +83,12 @@ __all__ = [
     "GroupTable",
     "HeldParameters",
     "HostCopy",
+    "HostRead",
+    "InputWait",
     "Kind",
     "Line",
+    "LostGather",
+    "MemoryMark",
     "MemoryPeaks",
     "Note",
     "NoteSummary",
@@ -95,6 +112,7 @@ __all__ = [
     "Splits",
     "SyncKind",
     "SyncPoint",
+    "TensorHolder",
     "TensorSpec",
     "Trace",
     "Traffic",

@@ -21,6 +21,15 @@ from typing import Any
 
 from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 
 __all__ = [
     "Draw",
@@ -28,6 +37,7 @@ __all__ = [
     "GradientScale",
     "HeldParameters",
     "HostCopy",
+    "LostGather",
     "Observations",
     "Race",
     "RaceKind",
@@ -58,15 +68,29 @@ class EventKind(StrEnum):
     """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
     FORWARD = "forward"
     """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
+    WRAPPER_BACKWARD = "wrapper backward"
+    """A backward pass begins, told of each wrapper: whether it has seen the forward pass, and whether the pass wrote
+    gradients of its module."""
+    REPLACED = "replaced"
+    """A model may get new parameters after an optimizer was made; `how` says by what."""
+    MOVED = "moved"
+    """A wrapper, or the module inside one, is moved or converted."""
     NO_SYNC = "no sync"
     NO_SYNC_END = "no sync end"
     LOADER = "loader"
     """An iteration over a data loader begins; its facts are the loader's settings."""
     LOADER_END = "loader end"
+    SAMPLER = "sampler"
+    """An iteration over a sampler of torch that shards begins."""
     SET_EPOCH = "set epoch"
+    READ = "read"
+    """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
+    WRITE = "write"
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
+    UNUSED_PARAMETERS = "unused parameters"
+    """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +121,8 @@ class WatchedParameter:
     is_buffer: bool = False
     place: Line = _NOWHERE
     """Where its memory was asked for."""
+    written: Line = _NOWHERE
+    """Where it was last written before the first update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +216,15 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostGather:
+    """Activations of all ranks, gathered at `gather` in a way that gradients do not pass, and multiplied at `place`."""
+
+    gather: Line
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -205,6 +240,14 @@ class Observations:
     draws: tuple[Draw, ...] = ()
     calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
+    device_uses: tuple[DeviceUse, ...] = ()
+    memory_marks: tuple[MemoryMark, ...] = ()
+    holders: tuple[TensorHolder, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
+    cache_flushes: tuple[CacheFlush, ...] = ()
+    checkpoint_reads: tuple[CheckpointRead, ...] = ()
+    input_waits: tuple[InputWait, ...] = ()
+    lost_gathers: tuple[LostGather, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -248,6 +291,14 @@ _ROWS: dict[str, Any] = {
     "host_copies": HostCopy,
     "draws": Draw,
     "races": Race,
+    "device_uses": DeviceUse,
+    "memory_marks": MemoryMark,
+    "holders": TensorHolder,
+    "host_reads": HostRead,
+    "cache_flushes": CacheFlush,
+    "checkpoint_reads": CheckpointRead,
+    "input_waits": InputWait,
+    "lost_gathers": LostGather,
 }
 
 

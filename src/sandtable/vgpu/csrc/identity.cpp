@@ -181,6 +181,7 @@ void write_identity(const at::Tensor& tensor, const Identity& identity) {
   Block* block = follows ? block_of(tensor) : nullptr;
   if (block == nullptr)
     return;
+  block->written_line = current_place().line;
   int64_t begin, end;
   if (static_cast<size_t>(tensor.numel() * tensor.element_size()) == tensor.storage().nbytes()) {
     block->identity = identity;

@@ -16,15 +16,23 @@ from sandtable.trace import (
     HostCopy,
     Kind,
     Line,
+    LostGather,
     Observations,
     ObservedCalls,
     Phase,
     Race,
     RaceKind,
 )
-from sandtable.vgpu.observing.events import EventLog
+from sandtable.vgpu.observing.clipping import follow_clipping
+from sandtable.vgpu.observing.events import EventLog, safely
+from sandtable.vgpu.observing.files import follow_files
+from sandtable.vgpu.observing.loading import LoaderWatcher
 from sandtable.vgpu.observing.parameters import ParameterWatcher
+from sandtable.vgpu.observing.replacements import follow_replacements
+from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.unused import UnusedParameterWatcher
+from sandtable.vgpu.observing.wrappers import WrapperWatcher
 
 __all__ = ["Observer", "observe"]
 
@@ -49,25 +57,49 @@ class Observer:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
+        self._resources = ResourceWatcher(self.log)
+        self._unused = UnusedParameterWatcher(self.log)
+        self._loaders = LoaderWatcher(self.log)
+        self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
         self._core.follow_identities(True)
         self._core.follow_races(True)
         self._parameters.install()
-        follow_training(self.log, self._parameters.index_of)
+        self._resources.install()
+        self._unused.install()
+        self._wrappers.install()
+        self._loaders.install()
+        follow_files(self.log, self._core)
+        follow_replacements(self.log, self._parameters.has_optimizer)
+        follow_clipping(self.log, self._parameters)
+        follow_training(self.log)
+
+    def follow(self) -> None:
+        """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
+        self._core.follow_identities(False)
+        self._core.follow_races(False)
+        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
+        for look in (self._parameters.begin_backward, self._parameters.gradients.begin_backward):
+            safely(look)()
         self.log.note(EventKind.BACKWARD)
+        safely(self._wrappers.begin_backward)()
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
+        for look in (self._parameters.gradients.end_backward, self._wrappers.end_backward):
+            safely(look)()
         self.log.note(EventKind.BACKWARD_END)
+        safely(self._parameters.end_backward)()
 
     def end_step(self) -> None:
-        """Look at all parameters after an update."""
-        self._parameters.take_parameters()
+        """Look at all parameters after an update, and at what is held."""
+        for look in (self._parameters.take_parameters, self._resources.end_step, self._unused.end_step):
+            safely(look)()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
@@ -75,6 +107,7 @@ class Observer:
         """Return what was observed. `records` and `calls` are the columns as they were written."""
         core = self._core
         self._parameters.take_last()
+        self._loaders.finish()
         return Observations(
             rank=rank,
             events=tuple(self.log.events),
@@ -93,6 +126,17 @@ class Observer:
             ),
             calls=_calls(core, records, calls, tables, groups),
             races=tuple(_race(*race) for race in core.races()),
+            device_uses=device_uses(core),
+            memory_marks=tuple(self._resources.marks),
+            holders=tuple(self._resources.retention.holders.values()),
+            host_reads=host_reads(core),
+            cache_flushes=tuple(self._resources.flushes),
+            checkpoint_reads=tuple(self._resources.reads),
+            input_waits=tuple(self._resources.waits),
+            lost_gathers=tuple(
+                LostGather(gather=Line(*gather), place=Line(*place), row=row)
+                for gather, place, row in core.lost_gathers()
+            ),
         )
 
 
