@@ -45,7 +45,8 @@ def test_tables_keep_only_what_occurs() -> None:
     columns = {name: np.array([0, 2]) for name in ("op", "reduce", "group", "phase", "place", "number", "row")}
     columns |= {"identity": np.array([1, 2], dtype=np.uint64), "num_bytes": np.array([8, 8])}
     names = ["a", "b", "c"]
-    tables: dict[str, list[Any]] = {"op": names, "reduce": names, "group": [(0,), (1,), (2,)], "phase": names, "place": [*PLACES, PLACES[0]]}
+    tables: dict[str, list[Any]] = dict.fromkeys(("op", "reduce", "phase"), names)
+    tables |= {"group": [(0,), (1,), (2,)], "place": [*PLACES, PLACES[0]]}
     calls = ObservedCalls(columns, tables)
     assert [(row.op, row.group) for row in calls] == [("a", (0,)), ("c", (2,))]
     assert calls.to_json()["tables"]["op"] == ["a", "c"]
