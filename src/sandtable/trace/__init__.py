@@ -38,9 +38,11 @@ from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.resources import (
     CacheFlush,
+    CheckpointedCall,
     CheckpointRead,
     DeviceUse,
     HostRead,
+    HostTensor,
     InputWait,
     MemoryMark,
     TensorHolder,
@@ -72,6 +74,7 @@ __all__ = [
     "Calls",
     "CaptureSummary",
     "CheckpointRead",
+    "CheckpointedCall",
     "ClassSummary",
     "Collective",
     "DeviceUse",
@@ -84,6 +87,7 @@ __all__ = [
     "HeldParameters",
     "HostCopy",
     "HostRead",
+    "HostTensor",
     "InputWait",
     "Kind",
     "Line",

@@ -23,9 +23,11 @@ from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
 from sandtable.trace.resources import (
     CacheFlush,
+    CheckpointedCall,
     CheckpointRead,
     DeviceUse,
     HostRead,
+    HostTensor,
     InputWait,
     MemoryMark,
     TensorHolder,
@@ -247,6 +249,8 @@ class Observations:
     cache_flushes: tuple[CacheFlush, ...] = ()
     checkpoint_reads: tuple[CheckpointRead, ...] = ()
     input_waits: tuple[InputWait, ...] = ()
+    checkpointed_calls: tuple[CheckpointedCall, ...] = ()
+    host_tensors: tuple[HostTensor, ...] = ()
     lost_gathers: tuple[LostGather, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
@@ -298,6 +302,8 @@ _ROWS: dict[str, Any] = {
     "cache_flushes": CacheFlush,
     "checkpoint_reads": CheckpointRead,
     "input_waits": InputWait,
+    "checkpointed_calls": CheckpointedCall,
+    "host_tensors": HostTensor,
     "lost_gathers": LostGather,
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.trace import (
+    CheckpointedCall,
     Draw,
     EventKind,
     Group,
@@ -24,6 +25,7 @@ from sandtable.trace import (
     RaceKind,
 )
 from sandtable.vgpu.observing.clipping import follow_clipping
+from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
 from sandtable.vgpu.observing.loading import LoaderWatcher
@@ -31,7 +33,6 @@ from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
-from sandtable.vgpu.observing.unused import UnusedParameterWatcher
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
 
 __all__ = ["Observer", "observe"]
@@ -58,7 +59,7 @@ class Observer:
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
         self._resources = ResourceWatcher(self.log, num_steps=num_steps)
-        self._unused = UnusedParameterWatcher(self.log)
+        self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = LoaderWatcher(self.log)
         self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
@@ -68,7 +69,7 @@ class Observer:
         self._core.follow_races(True)
         self._parameters.install()
         self._resources.install()
-        self._unused.install()
+        self._data_parallel.install()
         self._wrappers.install()
         self._loaders.install()
         follow_files(self.log, self._core)
@@ -80,6 +81,7 @@ class Observer:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
         self._core.follow_identities(False)
         self._core.follow_races(False)
+        self._resources.stop()
         self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
 
     def begin_backward(self) -> None:
@@ -98,7 +100,7 @@ class Observer:
 
     def end_step(self) -> None:
         """Look at all parameters after an update, and at what is held."""
-        for look in (self._parameters.take_parameters, self._resources.end_step, self._unused.end_step):
+        for look in (self._parameters.take_parameters, self._resources.end_step, self._data_parallel.end_step):
             safely(look)()
 
     def finish(
@@ -133,6 +135,10 @@ class Observer:
             cache_flushes=tuple(self._resources.flushes),
             checkpoint_reads=tuple(self._resources.reads),
             input_waits=tuple(self._resources.waits),
+            host_tensors=self._resources.host_tensors,
+            checkpointed_calls=tuple(
+                CheckpointedCall(count=count, place=place) for place, count in self._resources.checkpointed.items()
+            ),
             lost_gathers=tuple(
                 LostGather(gather=Line(*gather), place=Line(*place), row=row)
                 for gather, place, row in core.lost_gathers()
