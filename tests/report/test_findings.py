@@ -45,6 +45,13 @@ def test_long_evidence_is_cut_short() -> None:
     assert text.count("waits") == 6
 
 
+def test_of_many_findings_of_one_rule_the_first_are_printed() -> None:
+    text = printed([SLOW_INPUT] * 5 + [MISMATCH])
+    assert text.count("warning slow-input") == 3
+    assert "2 more warnings of slow-input: see the report" in text
+    assert "see the report" not in printed([SLOW_INPUT] * 3)
+
+
 def test_what_findings_say_is_not_taken_for_markup() -> None:
     assert "[red]x[/red]" in printed([replace(MISMATCH, message="[red]x[/red]", remedy="[bold]")])
 
