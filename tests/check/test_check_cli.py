@@ -28,6 +28,7 @@ dist.init_process_group("nccl")
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
 for _ in range(10):
     loss = model(torch.rand(8, 64, device="cuda")).sum()
     loss.backward()
@@ -37,7 +38,7 @@ for _ in range(10):
     optimizer.zero_grad()
 """
 LATE = TRAIN.replace("for _", "if rank == 0:\n    dist.barrier()  # sandtable: ignore\nfor _", 1)
-MISTAKE_LINE = 14
+MISTAKE_LINE = 15
 
 
 @dataclass(frozen=True)

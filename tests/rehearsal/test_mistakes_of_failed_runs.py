@@ -51,7 +51,7 @@ def rules_of(run: Rehearsal) -> list[str]:
 
 @pytest.mark.parametrize(
     ("text", "kind", "rule"),
-    [(RAISES, ScriptError, "script-error"), (MISMATCH, MismatchError, "collective-mismatch")],
+    [(RAISES, ScriptError, "rank-raised"), (MISMATCH, MismatchError, "collective-mismatch")],
 )
 def test_mistakes_are_found_in_what_was_recorded(
     rehearse_text: Rehearse, optimizer_rule: None, text: str, kind: type[Exception], rule: str, tmp_path
@@ -82,18 +82,17 @@ def test_a_rule_that_raises_is_a_note_and_in_tests_an_error(
     rehearse_text: Rehearse, optimizer_rule: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(trace, timeline):
-        raise KeyError("missing")
-        yield
+        return [][1]
 
     monkeypatch.setitem(RULES, "broken", broken)
-    with pytest.raises(KeyError):
+    with pytest.raises(IndexError):
         rehearse_text(HEAD)
     monkeypatch.delenv(RAISE_VARIABLE)
     run = rehearse_text(HEAD)
     assert rules_of(run)[0] == "deadlock", "the others are applied"
     (note,) = [finding for finding in run.findings if finding.rule == "rule-failed"]
     assert note.severity is Severity.NOTE
-    assert note.message.startswith("the rule broken could not be applied: KeyError: 'missing' (broken, line ")
+    assert note.message.startswith("the rule broken could not be applied: IndexError: list index out of range (")
     assert run.error is None
 
 

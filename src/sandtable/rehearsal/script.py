@@ -209,8 +209,8 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         command=options.command,
         launcher_environment=environment,
         num_epochs=options.num_epochs,
-        follow_seconds=options.follow_seconds if cluster.num_nodes * ranks_per_node > 1 else 0.0,
-        runs_few=options.runs_few,
+        follow_seconds=options.follow_seconds if options.checks and cluster.num_nodes * ranks_per_node > 1 else 0.0,
+        runs_few=options.checks and options.runs_few,
     )
 
 

@@ -257,7 +257,7 @@ class Observations:
         """Yield the events of these kinds, in order."""
         return (event for event in self.events if event.kind in kinds)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the observations as lists for JSON; script lines are stored once."""
         lines: dict[Line, int] = {}
         document: dict[str, Any] = {"rank": self.rank, "loss_factors": self.loss_factors}

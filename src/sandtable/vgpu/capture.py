@@ -155,7 +155,7 @@ class Capture:
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
-        observer = observe(core, groups.own) if settings.observes else None
+        observer = observe(core, groups.own, num_steps=settings.num_steps) if settings.observes else None
         next_report = 0.0
 
         def end_step(number: int) -> None:

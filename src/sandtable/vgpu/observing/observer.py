@@ -54,11 +54,11 @@ Columns = Mapping[str, npt.NDArray[Any]]
 class Observer:
     """Notes what the script of this process does, from `install` to `finish`."""
 
-    def __init__(self, core: ModuleType, groups: Sequence[Group]) -> None:
+    def __init__(self, core: ModuleType, groups: Sequence[Group], *, num_steps: int) -> None:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
-        self._resources = ResourceWatcher(self.log)
+        self._resources = ResourceWatcher(self.log, num_steps=num_steps)
         self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = LoaderWatcher(self.log)
         self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
@@ -146,9 +146,9 @@ class Observer:
         )
 
 
-def observe(core: ModuleType, groups: Sequence[Group]) -> Observer:
-    """Begin to observe this process; `groups` are those it belongs to, in order, as they are made."""
-    observer = Observer(core, groups)
+def observe(core: ModuleType, groups: Sequence[Group], *, num_steps: int) -> Observer:
+    """Begin to observe this process for some steps; `groups` are those it belongs to, in order, as they are made."""
+    observer = Observer(core, groups, num_steps=num_steps)
     observer.install()
     return observer
 

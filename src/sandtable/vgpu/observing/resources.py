@@ -27,14 +27,14 @@ _MOST_WAITS = 2000
 class ResourceWatcher:
     """Notes what this process takes of the node, from `install` on."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, num_steps: int) -> None:
         self.flushes: list[CacheFlush] = []
         self.reads: list[CheckpointRead] = []
         self.waits: list[InputWait] = []
         self.marks: list[MemoryMark] = []
         self.checkpointed: Counter[Line] = Counter()
         self.host_tensors: tuple[HostTensor, ...] = ()
-        self.retention = RetentionWatcher()
+        self.retention = RetentionWatcher(num_steps=num_steps)
         self._log = log
         self._step = 0
         self._is_over = False

@@ -7,6 +7,7 @@ whose history reaches back over several steps, because each of them keeps the gr
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import itertools
 import linecache
@@ -20,6 +21,9 @@ from sandtable.trace import Line, TensorHolder
 from sandtable.vgpu.failures import is_library
 
 __all__ = ["RetentionWatcher", "names_in_script", "place_of"]
+
+_FEWEST_STEPS = 3
+"""Nothing is seen to grow in fewer."""
 
 _LAST_STEP = 4
 """Scripts that keep something do so in every step."""
@@ -36,7 +40,8 @@ _ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update"
 class RetentionWatcher:
     """Compares what is held after the first updates."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_steps: int) -> None:
+        self._is_long = num_steps >= _FEWEST_STEPS
         self.holders: dict[str, TensorHolder] = {}
         self._ends: list[int] = []
         self._counts: list[dict[int, int]] = []
@@ -44,7 +49,7 @@ class RetentionWatcher:
 
     def look(self, step: int) -> None:
         """Look at all containers and graphs after an update."""
-        if len(self._ends) >= _LAST_STEP:
+        if not self._is_long or len(self._ends) >= _LAST_STEP:
             return
         containers: dict[int, tuple[Any, int]] = {}
         tensors = []
@@ -101,6 +106,7 @@ class RetentionWatcher:
             )
 
 
+@functools.cache
 def _is_tensor(kind: type) -> bool:
     tensor = sys.modules["torch"].Tensor
     return kind is tensor or (issubclass(kind, tensor) and kind.__name__ != "Parameter")
