@@ -100,8 +100,8 @@ def _repeated_order(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
             if count >= _FEWEST and ours[:count] == theirs[:count] and first.facts["shuffles"]:
                 yield (
                     Sighting(text="makes the loader", place=Line(*first.facts["made"])),
-                    Sighting(text=f"reads samples {_some(ours)} first in one pass", place=first.place),
-                    Sighting(text="and in the next", place=second.place),
+                    Sighting(text=f"reads {count} samples in an order", place=first.place),
+                    Sighting(text="reads them in the same order again", place=second.place),
                 )
                 break
 
@@ -129,6 +129,3 @@ def _training_passes(observed: Observations) -> Iterator[ScriptEvent]:
             yield from open_passes.values()
             open_passes.clear()
 
-
-def _some(indices: list[int]) -> str:
-    return ", ".join(map(str, indices[:_FEWEST])) + ", ..."
