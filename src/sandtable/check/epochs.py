@@ -128,4 +128,3 @@ def _training_passes(observed: Observations) -> Iterator[ScriptEvent]:
         elif event.kind is EventKind.BACKWARD:
             yield from open_passes.values()
             open_passes.clear()
-

@@ -20,6 +20,7 @@ from sandtable.check.loader_workers import ranks_draw_alike, workers_draw_alike,
 from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
+from sandtable.check.statistics import batch_norm_not_shared, unequal_targets
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
 from sandtable.check.sums import (
     averaged_twice,
@@ -40,6 +41,7 @@ Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
     "averaged-twice": averaged_twice,
+    "batch-norm-not-shared": batch_norm_not_shared,
     "checkpoint-read-too-early": checkpoint_read_too_early,
     "checkpoint-written-by-all": checkpoint_written_by_all,
     "clip-before-unscale": clip_before_unscale,
@@ -76,6 +78,7 @@ RULES: dict[str, Rule] = {
     "tied-weights-drift": tied_weights_drift,
     "unawaited-collective": unawaited_collective,
     "unequal-steps": unequal_steps,
+    "unequal-targets": unequal_targets,
     "unsure-classes": unsure_classes,
     "workers-draw-alike": workers_draw_alike,
     "workers-repeat-samples": workers_repeat_samples,

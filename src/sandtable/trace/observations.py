@@ -29,6 +29,7 @@ __all__ = [
     "HeldParameters",
     "HostCopy",
     "LostGather",
+    "MeanLoss",
     "Observations",
     "Race",
     "RaceKind",
@@ -222,6 +223,15 @@ class LostGather:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeanLoss:
+    """A loss that averages over the targets of one rank; ignored targets do not count, as far as they are known."""
+
+    num_targets: int
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -238,6 +248,7 @@ class Observations:
     calls: tuple[CallIdentity, ...] = ()
     races: tuple[Race, ...] = ()
     lost_gathers: tuple[LostGather, ...] = ()
+    mean_losses: tuple[MeanLoss, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -281,6 +292,7 @@ _ROWS: dict[str, Any] = {
     "calls": CallIdentity,
     "races": Race,
     "lost_gathers": LostGather,
+    "mean_losses": MeanLoss,
 }
 
 

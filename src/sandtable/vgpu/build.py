@@ -39,6 +39,7 @@ _UNITS = {
         "identity",
         "gradient_scale",
         "gathers",
+        "mean_losses",
         "allocator",
         "device",
         "facts",

@@ -15,6 +15,7 @@
 #include "device.h"
 #include "gathers.h"
 #include "identity.h"
+#include "mean_losses.h"
 #include "nccl.h"
 #include "operators.h"
 #include "races.h"
@@ -148,6 +149,13 @@ py::list lost_gather_list() {
   py::list out;
   for (const LostGather& one : lost_gathers())
     out.append(py::make_tuple(place_tuple(one.gather_line), place_tuple(one.line), one.row));
+  return out;
+}
+
+py::list mean_loss_list() {
+  py::list out;
+  for (const MeanLoss& loss : mean_losses())
+    out.append(py::make_tuple(loss.num_targets, place_tuple(loss.line), loss.row));
   return out;
 }
 
@@ -504,6 +512,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("call_identities", [] { return raw(call_table().identity); });
   m.def("races", &race_list);
   m.def("lost_gathers", &lost_gather_list);
+  m.def("mean_losses", &mean_loss_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);

@@ -18,6 +18,7 @@ from sandtable.trace import (
     Kind,
     Line,
     LostGather,
+    MeanLoss,
     Observations,
     Phase,
     Race,
@@ -102,6 +103,9 @@ class Observer:
             ),
             calls=tuple(_calls(core, records, calls, tables, groups)),
             races=tuple(_race(*race) for race in core.races()),
+            mean_losses=tuple(
+                MeanLoss(num_targets=count, place=Line(*place), row=row) for count, place, row in core.mean_losses()
+            ),
             lost_gathers=tuple(
                 LostGather(gather=Line(*gather), place=Line(*place), row=row)
                 for gather, place, row in core.lost_gathers()
