@@ -83,6 +83,11 @@ class RankTable:
         """Return whether some of these ranks are known to train on different numbers."""
         return len({self.ranks[rank].inputs for rank in ranks if rank in self.ranks}) > 1
 
+    def exchange_messages(self, one: int, other: int) -> bool:
+        """Return whether a rank sends or receives in a group that holds the other one."""
+        calls = self.ranks[one].observed.calls
+        return any(call.op in ("send", "recv") and (not call.group or other in call.group) for call in calls)
+
     def shared_activations(self, one: int, other: int) -> set[str]:
         """Return the kinds of collectives of forward passes that both ranks take part in."""
         calls = self.ranks[one].activation_calls

@@ -34,9 +34,11 @@ def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         evidence = [_sum_evidence(ranks, calls[0])]
         for copy in copies[0][:_MOST_COPIES]:
             evidence.append(at_line(ranks, "get the same numbers from the host", copy.place))
+        # Numbers that a script makes up may be meant to be equal, to measure speed for example; those of a loader not.
+        has_loader = any(True for _ in trace.observations[ranks[0]].of_kind(EventKind.LOADER))
         yield Finding(
             rule="same-samples",
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if has_loader else Severity.NOTE,
             message="ranks that average their gradients must compute them from different samples, but all "
             f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
             ranks=ranks,
@@ -83,13 +85,11 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
     """Report gradients that were summed over ranks and divided by nothing, and a loss that was not either."""
     table = RankTable(trace.observations)
     for scale, ranks in _scales(trace):
-        count = prod(map(len, scale.groups))
-        if scale.groups_again or count < 2 or not isclose(scale.factor, 1, rel_tol=1e-6):
+        groups = [group for group in scale.groups if table.have_different_inputs(group)]  # (not parts of one model)
+        count = prod(map(len, groups))
+        if count < 2 or scale.groups_again or not isclose(scale.factor, 1, rel_tol=1e-6):
             continue
-        facts = table.ranks[ranks[0]]
-        if _divides_loss(facts.observed.loss_factors, count, scale) or _counts_tokens(facts):
-            continue
-        if not any(table.have_different_inputs(group) for group in scale.groups):  # (the parts of one model)
+        if any(_divides_loss(facts, (count, *map(len, groups))) for facts in table.ranks.values()):
             continue
         yield Finding(
             rule="summed-not-averaged",
@@ -97,7 +97,7 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
             message=f"gradients must be averaged over {count} ranks, but those of "
             f"{_parameters(trace, ranks[0], scale)} were summed: each update is {count} times as large as on one rank",
             ranks=ranks,
-            evidence=(*_reductions(trace, ranks[0], scale.groups[0]), at_line(ranks, "update them", scale.place)),
+            evidence=(*_reductions(trace, ranks[0], groups[0]), at_line(ranks, "update them", scale.place)),
             remedy="use ReduceOp.AVG, or divide the gradients (or the loss) by the number of ranks",
         )
 
@@ -153,7 +153,7 @@ def _copies_in_steps(observed: Observations) -> list[HostCopy]:
 
 def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
     """Yield how most gradients of a rank were scaled in its last update but one, once for all ranks that agree."""
-    found: dict[tuple[float, tuple[tuple[int, ...], ...]], tuple[GradientScale, list[int]]] = {}
+    found: dict[tuple[float, tuple[tuple[int, ...], ...]], tuple[GradientScale, dict[int, None]]] = {}
     for rank, observed in sorted(trace.observations.items()):
         steps = sorted({scale.step for scale in observed.scales})
         if not steps:
@@ -161,25 +161,19 @@ def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
         last = [scale for scale in observed.scales if scale.step == steps[-1]]
         for scale in last:
             sizes = tuple(tuple(len(group) for group in groups) for groups in (scale.groups, scale.groups_again))
-            found.setdefault((scale.factor, sizes), (scale, []))[1].append(rank)
+            found.setdefault((scale.factor, sizes), (scale, {}))[1][rank] = None
     for scale, ranks in found.values():
         yield scale, tuple(ranks)
 
 
-def _divides_loss(factors: Sequence[float], count: int, scale: GradientScale) -> bool:
-    """Return whether the script divides a loss by the number of ranks, of one group or of all."""
-    counts = {count, *map(len, scale.groups)} - {1}
-    return any(
-        isclose(factor, size) or isclose(factor, 1 / size, rel_tol=1e-3) for factor in factors for size in counts
-    )
-
-
-def _counts_tokens(facts: RankFacts) -> bool:
-    """Return whether ranks add up a few numbers in the forward pass: a loss over all tokens is divided by them."""
-    return any(
-        call.op == "all_reduce" and call.num_bytes <= _FEW_BYTES and facts.is_forward(call)
-        for call in facts.observed.calls
-    )
+def _divides_loss(facts: RankFacts, sizes: Sequence[int]) -> bool:
+    """Return whether a rank divides a loss by a multiple of one of these sizes, or by a count that ranks add up."""
+    factors = facts.observed.loss_factors
+    numbers = {round(number) for factor in factors for number in (factor, 1 / factor if factor else 0) if number > 1.5}
+    if any(number % size == 0 for number in numbers for size in sizes if size > 1):
+        return True
+    calls = facts.observed.calls
+    return any(row.op == "all_reduce" and row.num_bytes <= _FEW_BYTES and facts.is_forward(row) for row in calls)
 
 
 def _reductions(trace: Trace, rank: int, group: tuple[int, ...]) -> Iterator[Evidence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sandtable.check.parameter_copies import Numbers, are_different
 from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
@@ -17,7 +18,7 @@ __all__ = ["tied_weights_drift"]
 class _Matrix:
     rank: int
     parameter: WatchedParameter
-    values: tuple[int, ...]
+    values: tuple[Numbers, ...]
 
 
 def tied_weights_drift(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -58,19 +59,20 @@ def _finding(trace: Trace, one: _Matrix, other: _Matrix) -> Finding:
 
 def _matrices(observed: Observations) -> Iterator[_Matrix]:
     """Yield the matrices of a rank that may be an embedding or an output layer, with their identities in time."""
-    values = [row.identities for row in observed.snapshots if row.of == "parameters"]
+    rows = [row for row in observed.snapshots if row.of == "parameters"]
+    values = [[Numbers(*pair) for pair in zip(row.identities, row.outlines, strict=True)] for row in rows]
     for number, parameter in enumerate(observed.parameters):
         is_matrix = len(parameter.shape) == 2 and parameter.shape[0] > parameter.shape[1]
         if is_matrix and parameter.requires_grad and not parameter.is_sharded:
             history = tuple(row[number] for row in values if number < len(row))
-            if len(history) > 1 and history[0]:
+            if len(history) > 1 and history[0].are_known:
                 yield _Matrix(rank=observed.rank, parameter=parameter, values=history)
 
 
 def _drift(one: _Matrix, other: _Matrix) -> bool:
     is_tied = one.parameter.shape == other.parameter.shape and one.values[0] == other.values[0]
-    after = list(zip(one.values[1:], other.values[1:], strict=False))
-    return is_tied and any(mine != theirs and mine and theirs for mine, theirs in after)
+    after = zip(one.values[1:], other.values[1:], strict=False)
+    return is_tied and any(are_different(pair) for pair in after)
 
 
 def _first_update(observed: Observations) -> Line:

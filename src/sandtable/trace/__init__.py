@@ -20,7 +20,6 @@ from sandtable.trace.kinds import (
 )
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.observations import (
-    CallIdentity,
     Draw,
     EventKind,
     GradientScale,
@@ -35,8 +34,18 @@ from sandtable.trace.observations import (
     Snapshot,
     WatchedParameter,
 )
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
     CaptureSummary,
@@ -59,11 +68,14 @@ __all__ = [
     "ROOTED_OPS",
     "SKIPPED_UPDATES",
     "TO_THE_END",
+    "CacheFlush",
     "CallIdentity",
     "Calls",
     "CaptureSummary",
+    "CheckpointRead",
     "ClassSummary",
     "Collective",
+    "DeviceUse",
     "Draw",
     "EventKind",
     "FlatBuffer",
@@ -72,14 +84,18 @@ __all__ = [
     "GroupTable",
     "HeldParameters",
     "HostCopy",
+    "HostRead",
+    "InputWait",
     "Kind",
     "Line",
     "LostGather",
     "MeanLoss",
+    "MemoryMark",
     "MemoryPeaks",
     "Note",
     "NoteSummary",
     "Observations",
+    "ObservedCalls",
     "Operator",
     "Phase",
     "Race",
@@ -98,6 +114,7 @@ __all__ = [
     "Splits",
     "SyncKind",
     "SyncPoint",
+    "TensorHolder",
     "TensorSpec",
     "Trace",
     "Traffic",

@@ -12,17 +12,26 @@ smaller row came first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 
 __all__ = [
-    "CallIdentity",
     "Draw",
     "EventKind",
     "GradientScale",
@@ -81,6 +90,8 @@ class EventKind(StrEnum):
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
+    UNUSED_PARAMETERS = "unused parameters"
+    """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +122,8 @@ class WatchedParameter:
     is_buffer: bool = False
     place: Line = _NOWHERE
     """Where its memory was asked for."""
+    written: Line = _NOWHERE
+    """Where it was last written before the first update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +138,11 @@ class HeldParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Identities of all watched parameters (`of`: "parameters") or of their gradients ("gradients") at one moment."""
+    """Identities of all watched tensors at one moment.
+
+    `of` is "parameters" (at the start and right after each update), "before" (the same before each later update, and at
+    the end) or "gradients" (before each update).
+    """
 
     of: str
     row: int
@@ -133,6 +150,9 @@ class Snapshot:
     """How many updates had been made."""
     place: Line
     identities: tuple[int, ...]
+    """Equal ones are equal numbers."""
+    outlines: tuple[int, ...]
+    """Different ones are different numbers: as identities, but that results of groups of one size count as the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,23 +187,6 @@ class Draw:
 
     identity: int
     num_elements: int
-    place: Line
-    row: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIdentity:
-    """A collective on the card and the identity of what the rank put in."""
-
-    op: str
-    reduce: str
-    group: tuple[int, ...]
-    """The ranks of the group; empty for the world."""
-    number: int
-    """How many collectives of that group came before it."""
-    identity: int
-    num_bytes: int
-    phase: str
     place: Line
     row: int
 
@@ -245,8 +248,15 @@ class Observations:
     """The numbers by which tensors of one element, such as losses, were multiplied or divided."""
     host_copies: tuple[HostCopy, ...] = ()
     draws: tuple[Draw, ...] = ()
-    calls: tuple[CallIdentity, ...] = ()
+    calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
+    device_uses: tuple[DeviceUse, ...] = ()
+    memory_marks: tuple[MemoryMark, ...] = ()
+    holders: tuple[TensorHolder, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
+    cache_flushes: tuple[CacheFlush, ...] = ()
+    checkpoint_reads: tuple[CheckpointRead, ...] = ()
+    input_waits: tuple[InputWait, ...] = ()
     lost_gathers: tuple[LostGather, ...] = ()
     mean_losses: tuple[MeanLoss, ...] = ()
 
@@ -261,6 +271,7 @@ class Observations:
         for name, kind in _ROWS.items():
             names = [item.name for item in fields(kind)]
             document[name] = [[_plain(getattr(row, name), lines) for name in names] for row in getattr(self, name)]
+        document["calls"] = ObservedCalls.of(self.calls).to_json()
         document["lines"] = [(line.file, line.line, line.function) for line in lines]
         return document
 
@@ -268,8 +279,9 @@ class Observations:
     def from_json(cls, document: Mapping[str, Any]) -> Observations:
         """Invert `to_json`."""
         lines = [Line(*row) for row in document["lines"]]
-        rows = {name: tuple(_row(kind, values, lines) for values in document[name]) for name, kind in _ROWS.items()}
-        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), **rows)
+        rows = {name: _rows(kind, document[name], lines) for name, kind in _ROWS.items()}
+        calls = ObservedCalls.from_json(document["calls"])
+        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), calls=calls, **rows)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the file that a captured rank leaves for the launcher."""
@@ -289,8 +301,14 @@ _ROWS: dict[str, Any] = {
     "scales": GradientScale,
     "host_copies": HostCopy,
     "draws": Draw,
-    "calls": CallIdentity,
     "races": Race,
+    "device_uses": DeviceUse,
+    "memory_marks": MemoryMark,
+    "holders": TensorHolder,
+    "host_reads": HostRead,
+    "cache_flushes": CacheFlush,
+    "checkpoint_reads": CheckpointRead,
+    "input_waits": InputWait,
     "lost_gathers": LostGather,
     "mean_losses": MeanLoss,
 }
@@ -300,13 +318,20 @@ def _plain(value: Any, lines: dict[Line, int]) -> Any:
     return lines.setdefault(value, len(lines)) if isinstance(value, Line) else value
 
 
-def _row(kind: Any, values: list[Any], lines: list[Line]) -> Any:
-    return kind(**{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), values, strict=True)})
+def _rows(kind: Any, rows: list[list[Any]], lines: list[Line]) -> tuple[Any, ...]:
+    names = [item.name for item in fields(kind)]
+    columns = [
+        [_rich(item.type, value, lines) for value in column]
+        for item, column in zip(fields(kind), zip(*rows, strict=True), strict=False)
+    ]
+    return tuple(kind(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
 
 
 def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
     """Return the value of a field as its class has it; `annotation` is the text of the field's type."""
     match annotation:
+        case "int" | "str" | "bool" | "float":
+            return value
         case "Line":
             return lines[value]
         case "EventKind":

@@ -35,6 +35,7 @@ _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
     "device": (
         "recorder",
+        "real_values",
         "races",
         "identity",
         "gradient_scale",

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -36,10 +37,12 @@ from sandtable.vgpu.cuda_api.graphs import follow_updates
 from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes, script_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
+from sandtable.vgpu.following import Follower
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
+from sandtable.vgpu.loop_state import LoaderWatcher
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.observing import Observer, observe
 from sandtable.vgpu.ordering import in_order
@@ -54,6 +57,7 @@ from sandtable.vgpu.packages import (
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
+from sandtable.vgpu.real_values import ValueRecorder
 from sandtable.vgpu.routed_layers import follow_layers
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.shared_files import FileWatcher
@@ -116,6 +120,7 @@ class Capture:
         flat_buffers: FlatBufferReader,
         host_memory: HostMemoryReader,
         observer: Observer | None,
+        values: ValueRecorder | None,
     ) -> None:
         self._settings = settings
         self._core = core
@@ -126,6 +131,13 @@ class Capture:
         self._flat_buffers = flat_buffers
         self._host_memory = host_memory
         self._observer = observer
+        self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
+        self._loaders = LoaderWatcher()
+        self._loaders.install()
+        self._frozen: RankRecords | None = None
+        self._frozen_observations: Observations | None = None
+        steps.on_enough = self._follow
+        self._values = values
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -162,11 +174,16 @@ class Capture:
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         if observer is not None:
             steps.on_backward = observer.begin_backward, observer.end_backward
+        values = ValueRecorder(core, settings.values) if settings.values is not None else None
+        if values is not None:
+            values.install()
+            steps.on_backward = _nothing, values.end_backward
+            steps.on_roots = values.begin_backward
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
         skipped.install()
-        adapt(core)
+        adapt(core, has_values=values is not None)
         adapt_checkpoints(core)
         adapt_list_shardings()
         follow_host_updates()
@@ -190,7 +207,7 @@ class Capture:
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer, values)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -226,8 +243,40 @@ class Capture:
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
 
+    @property
+    def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """What is known of the data loaders of the script."""
+        return tuple(tuple(state) for state in self._loaders.states)
+
+    @property
+    def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
+        """The groups that `new_group` was called for."""
+        return tuple(self._groups.made)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all wanted steps were captured, and the script went on."""
+        return self._frozen is not None
+
+    def _follow(self, step_seconds: float) -> float:
+        """Keep the records as they are, and return until when the script may go on."""
+        if not self._follower.is_worthwhile(step_seconds):
+            return 0.0
+        self._frozen = self._build("steps")
+        self._frozen_observations = self._observed()
+        self._core.set_recording(False)
+        if self._observer is not None:
+            self._observer.follow()
+        self._loaders.max_epochs = self._follower.num_epochs
+        return self._follower.begin()
+
     def observations(self) -> Observations | None:
-        """Return what was observed, if anything was to be."""
+        """Return what was observed, if anything was to be; of events also those after the records."""
+        if self._observer is None or self._frozen_observations is None:
+            return self._observed()
+        return replace(self._frozen_observations, events=tuple(self._observer.log.events))
+
+    def _observed(self) -> Observations | None:
         if self._observer is None:
             return None
         core, calls = self._core, self._core.calls()
@@ -241,9 +290,14 @@ class Capture:
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
-        core = self._core
-        core.set_recording(False)
+        self._core.set_recording(False)
+        if self._values is not None:
+            self._values.finish(self._settings.rank, [group.ranks for group in self._groups.own])
         self._files.stop()
+        return self._build(stop_reason) if self._frozen is None else self._frozen
+
+    def _build(self, stop_reason: str) -> RankRecords:
+        core = self._core
         calls = core.calls()
         records, call_columns = in_order(_columns(core.records(), _RECORD_TYPES), _columns(calls, _CALL_TYPES))
         records = keep_steps(records, self._steps.decide())
@@ -288,6 +342,10 @@ class Capture:
             self._core.note(SKIPPED_UPDATES, skipped)
         if num_steps == 0:
             self._core.note(NO_STEPS, self._steps.describe_none())
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _watcher(

@@ -19,9 +19,14 @@ from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS, DEVICES
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
 from sandtable.vgpu.package_names import REPLACED_PACKAGES
+from sandtable.vgpu.real_values.settings import ValueSettings
 from sandtable.vgpu.routing import Routing
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
+
+
+MOST_FEW_RANKS = 16
+"""Worlds of at most this many ranks are small enough for all of them to run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,9 @@ class RankSettings:
     without: tuple[str, ...] = ()
     costs: str = ""
     observes: bool = True
+    follow_seconds: float = 0.0
+    num_epochs: int = 0
+    values: ValueSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +101,10 @@ class Job:
     ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
     named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
     (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted.
+    After the captured steps the script is followed without records for `follow_seconds`, or with `num_epochs` until its
+    data loaders have been read that often, to see whether ranks still meet. With `runs_few` all ranks run under "auto"
+    where there are few and they cost little.
+    With `values` every tensor has a value, which the ranks save.
     """
 
     script: str
@@ -114,6 +126,10 @@ class Job:
     without: tuple[str, ...] = ()
     costs: str = ""
     observes: bool = True
+    follow_seconds: float = 0.0
+    num_epochs: int = 0
+    runs_few: bool = False
+    values: ValueSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -175,6 +191,11 @@ class Job:
         return set(range(self.world_size)) if self.ranks == "all" else set(self.ranks)
 
     @property
+    def may_run_all(self) -> bool:
+        """Whether all ranks should run if that takes only seconds."""
+        return self.runs_few and self.ranks == "auto" and 1 < self.world_size <= MOST_FEW_RANKS
+
+    @property
     def may_share_imports(self) -> bool:
         """Whether more than one rank may have to run, none forked by the script."""
         is_one = self.world_size == 1 or (isinstance(self.ranks, tuple) and len(self.ranks) == 1)
@@ -217,6 +238,9 @@ class Job:
             without=self.without,
             costs=os.path.abspath(self.costs) if self.costs else "",
             observes=self.observes,
+            follow_seconds=self.follow_seconds,
+            num_epochs=self.num_epochs,
+            values=self.values,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

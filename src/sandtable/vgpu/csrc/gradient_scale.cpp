@@ -79,16 +79,6 @@ ScaleRule scale_rule(const std::string& base) {
   return found == rules.end() ? ScaleRule::kForget : found->second;
 }
 
-GradientScale scale_of(const at::Tensor& tensor) {
-  Block* block = tensor.defined() && tensor.is_cuda() ? block_of(tensor) : nullptr;
-  return block == nullptr ? GradientScale() : block->scale;
-}
-
-void write_scale(const at::Tensor& tensor, const GradientScale& scale) {
-  if (Block* block = tensor.defined() && tensor.is_cuda() ? block_of(tensor) : nullptr)
-    block->scale = scale;
-}
-
 std::optional<GradientScale> scale_of_result(const OperatorInfo& info, const torch::jit::Stack& stack, size_t item) {
   if (info.scale_rule == ScaleRule::kForget || info.num_arguments == 0)
     return std::nullopt;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from sandtable.trace import EventKind, GradientScale, Group, HeldParameters, Line, Snapshot, WatchedParameter
-from sandtable.vgpu.observing.events import EventLog, after
+from sandtable.vgpu.observing.events import EventLog, after, safely
 from sandtable.vgpu.observing.gradients import GradientLedger
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterWatcher"]
 
-_MOST_SNAPSHOTS = 12
+_MOST_SNAPSHOTS = 16
 _MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
 _MOST_CLIPS = 2
@@ -41,6 +41,7 @@ class ParameterWatcher:
         self._held: dict[int, HeldParameters] = {}
         self._num_updates = 0
         self._is_read = False
+        self._is_by_hand = False
         self._num_clips = 0
         self.gradients = GradientLedger(self._living)
         self._found: dict[int, dict[str, Any]] = {}
@@ -54,8 +55,8 @@ class ParameterWatcher:
         after(Optimizer, "__init__", self._on_optimizer)
         after(Optimizer, "zero_grad", lambda *args, **options: self.gradients.after_clearing())
         after(Module, "zero_grad", lambda *args, **options: self.gradients.after_clearing())
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_pre_hook(safely(self._before_step))
+        register_optimizer_step_post_hook(safely(self._after_step))
 
     @property
     def optimizers(self) -> tuple[HeldParameters, ...]:
@@ -82,11 +83,32 @@ class ParameterWatcher:
                 if id(tensor) in self._places or len(watched) >= _MOST_PARAMETERS:
                     continue
                 self._places[id(tensor)] = len(watched)
-                place = Line(*self._log.core.places_of([_local(tensor)])[0])
-                watched.append(_watched(name, root, holder, tensor, is_buffer, place))
+                made, written = self._log.core.places_of([_local(tensor)])[0]
+                places = Line(*made), Line(*written)
+                watched.append(_watched(name, root, holder, tensor, is_buffer, places))
                 tensors.append(ref(tensor))
         self.parameters, self._tensors = tuple(watched), tensors
         self._take("parameters", self._living())
+
+    def begin_backward(self) -> None:
+        """Look at the parameters that the script has updated itself, where it has no optimizer."""
+        if self._is_by_hand and self._is_read:
+            self._num_updates += 1
+            self.take_parameters()
+
+    def end_backward(self) -> None:
+        """Look at the gradients of a script that updates the parameters itself."""
+        if not self._optimizers and not self._log.core.is_compiling():
+            self._is_by_hand = True
+            self.read()
+            gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
+            self._take("gradients", gradients)
+            self._take_scales(gradients)
+
+    def take_last(self) -> None:
+        """Take the identities of all parameters when the script has ended."""
+        if self._is_read and self._num_updates:
+            self._take("before", self._living(), is_last=True)
 
     def take_parameters(self) -> None:
         """Take the identities of all parameters after an update."""
@@ -119,7 +141,10 @@ class ParameterWatcher:
             found["unheld"] = self._unheld()
             found["foreign"], found["idle_foreign"] = self._foreign(optimizer)
         self._found[number] = self._log.note(EventKind.OPTIMIZER_STEP, subject=number, **found)
-        gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
+        tensors = self._living()
+        if self._num_updates:
+            self._take("before", tensors)
+        gradients = [None if tensor is None else tensor.grad for tensor in tensors]
         self._take("gradients", gradients)
         self._take_scales(gradients)
 
@@ -200,17 +225,18 @@ class ParameterWatcher:
     def _living(self) -> list[Any]:
         return [tensor() for tensor in self._tensors]
 
-    def _take(self, of: str, tensors: Sequence[Any]) -> None:
-        if len(self.snapshots) >= _MOST_SNAPSHOTS:
+    def _take(self, of: str, tensors: Sequence[Any], *, is_last: bool = False) -> None:
+        if len(self.snapshots) >= _MOST_SNAPSHOTS and not is_last:
             return
-        plain = [_local(tensor) for tensor in tensors]
+        identities, outlines = self._log.core.identities_of([_local(tensor) for tensor in tensors])
         self.snapshots.append(
             Snapshot(
                 of=of,
                 row=self._log.core.num_rows(),
                 step=self._num_updates,
                 place=self._log.place(),
-                identities=tuple(self._log.core.identities_of(plain)),
+                identities=tuple(identities),
+                outlines=tuple(outlines),
             )
         )
 
@@ -240,7 +266,9 @@ def _short(name: str) -> str:
     return name
 
 
-def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool, place: Line) -> WatchedParameter:
+def _watched(
+    name: str, root: int, holder: Module, tensor: Any, is_buffer: bool, places: tuple[Line, Line]
+) -> WatchedParameter:
     return WatchedParameter(
         name=name,
         root=root,
@@ -251,7 +279,8 @@ def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool,
         requires_grad=bool(tensor.requires_grad),
         is_sharded=_is_sharded(tensor),
         is_buffer=is_buffer,
-        place=place,
+        place=places[0],
+        written=places[1],
     )
 
 
