@@ -119,12 +119,4 @@ def _without_set_epoch(observed: Observations) -> Iterator[tuple[Sighting, ...]]
 
 def _training_passes(observed: Observations) -> Iterator[ScriptEvent]:
     """Yield the passes over loaders during which backward passes ran."""
-    open_passes: dict[int, ScriptEvent] = {}
-    for event in observed.of_kind(EventKind.LOADER, EventKind.LOADER_END, EventKind.BACKWARD):
-        if event.kind is EventKind.LOADER and "pass" in event.facts:
-            open_passes[event.facts["pass"]] = event
-        elif event.kind is EventKind.LOADER_END:
-            open_passes.pop(event.facts.get("pass", 0), None)
-        elif event.kind is EventKind.BACKWARD:
-            yield from open_passes.values()
-            open_passes.clear()
+    return (event for event in observed.of_kind(EventKind.LOADER) if event.facts.get("trains"))

@@ -81,11 +81,16 @@ class Observer:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
         self._core.follow_identities(False)
         self._core.follow_races(False)
-        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
+        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH})
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
-        for look in (self._parameters.begin_backward, self._parameters.gradients.begin_backward):
+        begin = (
+            self._parameters.begin_backward,
+            self._parameters.gradients.begin_backward,
+            self._loaders.begin_backward,
+        )
+        for look in begin:
             safely(look)()
         self.log.note(EventKind.BACKWARD)
         safely(self._wrappers.begin_backward)()
