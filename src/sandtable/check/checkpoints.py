@@ -46,7 +46,7 @@ def checkpoint_written_by_all(trace: Trace, timeline: Timeline | None) -> Iterat
     """Report checkpoints that several ranks of one node write at the same time."""
     meetings = Meetings(trace)
     for path, saves in _by_path(trace, EventKind.SAVE).items():
-        first = {}
+        first: dict[int, ScriptEvent] = {}
         for rank, save in saves:
             first.setdefault(rank, save)
         for node in {rank // trace.gpus_per_node for rank in first}:

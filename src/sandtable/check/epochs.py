@@ -100,8 +100,8 @@ def _repeated_order(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
             if count >= _FEWEST and ours[:count] == theirs[:count] and first.facts["shuffles"]:
                 yield (
                     Sighting(text="makes the loader", place=Line(*first.facts["made"])),
-                    Sighting(text=f"reads samples {_some(ours)} first in one pass", place=first.place),
-                    Sighting(text="and in the next", place=second.place),
+                    Sighting(text=f"reads {count} samples in an order", place=first.place),
+                    Sighting(text="reads them in the same order again", place=second.place),
                 )
                 break
 
@@ -119,16 +119,4 @@ def _without_set_epoch(observed: Observations) -> Iterator[tuple[Sighting, ...]]
 
 def _training_passes(observed: Observations) -> Iterator[ScriptEvent]:
     """Yield the passes over loaders during which backward passes ran."""
-    open_passes: dict[int, ScriptEvent] = {}
-    for event in observed.of_kind(EventKind.LOADER, EventKind.LOADER_END, EventKind.BACKWARD):
-        if event.kind is EventKind.LOADER and "pass" in event.facts:
-            open_passes[event.facts["pass"]] = event
-        elif event.kind is EventKind.LOADER_END:
-            open_passes.pop(event.facts.get("pass", 0), None)
-        elif event.kind is EventKind.BACKWARD:
-            yield from open_passes.values()
-            open_passes.clear()
-
-
-def _some(indices: list[int]) -> str:
-    return ", ".join(map(str, indices[:_FEWEST])) + ", ..."
+    return (event for event in observed.of_kind(EventKind.LOADER) if event.facts.get("trains"))

@@ -68,30 +68,48 @@ def gradients_discarded(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
 
 
 def _cleared_before_the_update(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
-    for optimizer, steps in _steps(observed).items():
+    for steps in _steps(observed).values():
         for step in steps:
-            clearing = _last(observed, EventKind.ZERO_GRAD, step)
             backward = _last(observed, EventKind.BACKWARD_END, step)
-            if backward is None or any(event is step for event in _after_optimizer(observed, backward, optimizer)):
+            if backward is None or not (_are_zeros(step) or _are_lost(observed, step)):
                 continue
-            is_cleared_by_call = (
-                clearing is not None
-                and clearing.facts["of"] == "optimizer"
-                and clearing.subject == optimizer
-                and _is_before(observed, backward, clearing)
+            clearing = _last(observed, EventKind.ZERO_GRAD, step)
+            if clearing is None or not _is_before(observed, backward, clearing):
+                continue  # (a library that keeps gradients elsewhere may take them, too)
+            yield (
+                Sighting(text="computes gradients", place=backward.place),
+                Sighting(text="clears them", place=clearing.place),
+                Sighting(text="updates without them", place=step.place),
             )
-            lost = step.facts.get("lost") and not step.facts.get("num_gradients")
-            if is_cleared_by_call or lost:
-                sightings = [Sighting(text="computes gradients", place=backward.place)]
-                if clearing is not None and _is_before(observed, backward, clearing):
-                    sightings.append(Sighting(text="clears them", place=clearing.place))
-                yield (*sightings, Sighting(text="updates without them", place=step.place))
-                break
+            break
+
+
+def _are_zeros(step: ScriptEvent) -> bool:
+    """Return whether `zero_grad` is the last that happened to all gradients of an update."""
+    zeroed = step.facts.get("zeroed", ())
+    return bool(zeroed) and len(zeroed) == step.facts["num_gradients"]
+
+
+def _are_lost(observed: Observations, step: ScriptEvent) -> bool:
+    """Return whether gradients were written that are gone at the update, which then changes nothing."""
+    lost = step.facts.get("lost")
+    if not lost or step.facts["num_gradients"]:
+        return False
+    taken = [shot for shot in observed.snapshots if shot.of == "parameters"]
+    before = [shot for shot in taken if shot.row <= step.row]
+    behind = [shot for shot in taken if shot.row > step.row]
+    return bool(before and behind) and all(
+        before[-1].identities[index] == behind[0].identities[index] != 0 for index in lost
+    )
 
 
 def _cleared_between_passes(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
     for optimizer, steps in _steps(observed).items():
-        wasteful = [step for step in steps if step.facts.get("discarded")]
+        wasteful = [
+            step
+            for step in steps
+            if step.facts.get("discarded") and (not step.facts["num_changed"] or _is_clipped(observed, step))
+        ]
         others = {event.subject for event in observed.of_kind(EventKind.OPTIMIZER_STEP)} - {optimizer}
         known = steps[1:]
         if others or not wasteful or len(wasteful) < len(known):
@@ -106,6 +124,15 @@ def _cleared_between_passes(observed: Observations) -> Iterator[tuple[Sighting, 
                 *cleared,
                 Sighting(text="updates with the last ones", place=wasteful[0].place),
             )
+
+
+def _is_clipped(observed: Observations, step: ScriptEvent) -> bool:
+    """Return whether it was clipping or unscaling that changed the gradients of an update since they were computed."""
+    backward = _last(observed, EventKind.BACKWARD_END, step)
+    changes = (_last(observed, kind, step) for kind in (EventKind.CLIP, EventKind.SCALER_STEP))
+    return backward is not None and any(
+        change is not None and _is_before(observed, backward, change) for change in changes
+    )
 
 
 def _steps(observed: Observations) -> dict[int, list[ScriptEvent]]:
@@ -128,14 +155,3 @@ def _last(observed: Observations, kind: EventKind, before: ScriptEvent) -> Scrip
 
 def _is_before(observed: Observations, first: ScriptEvent, second: ScriptEvent) -> bool:
     return next(event is first for event in observed.events if event is first or event is second)
-
-
-def _after_optimizer(observed: Observations, backward: ScriptEvent, optimizer: int) -> Iterator[ScriptEvent]:
-    """Yield the steps of the optimizer behind the first one after this backward pass: they use nothing of it."""
-    is_behind, num_steps = False, 0
-    for event in observed.events:
-        is_behind = is_behind or event is backward
-        if is_behind and event.kind is EventKind.OPTIMIZER_STEP and event.subject == optimizer:
-            num_steps += 1
-            if num_steps > 1:
-                yield event

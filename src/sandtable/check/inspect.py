@@ -33,6 +33,7 @@ from sandtable.check.races import memory_reused_early, overwritten_while_sent, s
 from sandtable.check.recomputation import needless_recompute
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
+from sandtable.check.statistics import batch_norm_not_shared, unequal_targets
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
 from sandtable.check.sums import (
     averaged_twice,
@@ -55,6 +56,7 @@ Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 RULES: dict[str, Rule] = {
     "all-ranks-on-one-device": all_ranks_on_one_device,
     "averaged-twice": averaged_twice,
+    "batch-norm-not-shared": batch_norm_not_shared,
     "checkpoint-on-one-card": checkpoint_on_one_card,
     "checkpoint-read-too-early": checkpoint_read_too_early,
     "checkpoint-written-by-all": checkpoint_written_by_all,
@@ -105,6 +107,7 @@ RULES: dict[str, Rule] = {
     "tiny-collectives": tiny_collectives,
     "unawaited-collective": unawaited_collective,
     "unequal-steps": unequal_steps,
+    "unequal-targets": unequal_targets,
     "unoverlapped-buckets": unoverlapped_buckets,
     "unsure-classes": unsure_classes,
     "workers-draw-alike": workers_draw_alike,

@@ -102,6 +102,8 @@ def _steps_per_update(history: list[ScriptEvent]) -> list[int]:
 
 
 def _is_in_a_row(history: list[ScriptEvent]) -> bool:
-    """Return whether the scheduler steps several times with nothing between, not once per micro-batch."""
+    """Return whether the script steps the scheduler several times with nothing between, not once per micro-batch."""
+    if any(event.facts.get("is_by_library") for event in history):
+        return False  # (Accelerate steps once per process, for schedules that count all processes' batches)
     runs = (len(list(run)) for kind, run in groupby(history, lambda event: event.kind) if kind == "scheduler step")
     return max(runs) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandtable.findings import Evidence
 from sandtable.trace import EventKind, Line, Observations, Trace
@@ -19,7 +19,7 @@ class Sighting:
     """One thing that a rank did, and on which line."""
 
     text: str
-    place: Line = Line()
+    place: Line = field(default_factory=Line)
 
 
 def seen_together(

@@ -40,6 +40,7 @@ __all__ = [
     "HeldParameters",
     "HostCopy",
     "LostGather",
+    "MeanLoss",
     "Observations",
     "Race",
     "RaceKind",
@@ -227,6 +228,15 @@ class LostGather:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeanLoss:
+    """A loss that averages over the targets of one rank; ignored targets do not count, as far as they are known."""
+
+    num_targets: int
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -252,6 +262,7 @@ class Observations:
     checkpointed_calls: tuple[CheckpointedCall, ...] = ()
     host_tensors: tuple[HostTensor, ...] = ()
     lost_gathers: tuple[LostGather, ...] = ()
+    mean_losses: tuple[MeanLoss, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -305,6 +316,7 @@ _ROWS: dict[str, Any] = {
     "checkpointed_calls": CheckpointedCall,
     "host_tensors": HostTensor,
     "lost_gathers": LostGather,
+    "mean_losses": MeanLoss,
 }
 
 

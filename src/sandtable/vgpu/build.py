@@ -40,6 +40,7 @@ _UNITS = {
         "identity",
         "gradient_scale",
         "gathers",
+        "mean_losses",
         "allocator",
         "device",
         "facts",

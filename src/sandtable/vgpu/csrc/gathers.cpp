@@ -13,14 +13,20 @@ namespace {
 
 constexpr size_t kMostLost = 64;
 
-std::vector<uint32_t> gather_lines; // by mark, from 1 on
+struct Gather {
+  uint32_t line;
+  bool requires_grad; // autograd takes its result for one that requires a gradient, which it then cannot compute
+};
+
+std::vector<Gather> gathers; // by mark, from 1 on
 std::vector<LostGather> lost;
 
 uint32_t mark_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda() || tensor.requires_grad())
+  if (!tensor.defined() || !tensor.is_cuda())
     return 0;
   Block* block = block_of(tensor);
-  return block == nullptr ? 0 : block->gather;
+  uint32_t mark = block == nullptr ? 0 : block->gather;
+  return mark != 0 && tensor.requires_grad() && !gathers[mark - 1].requires_grad ? 0 : mark;
 }
 
 bool is_comparison(const OperatorInfo& info) {
@@ -28,7 +34,7 @@ bool is_comparison(const OperatorInfo& info) {
 }
 
 void note_lost(uint32_t mark) {
-  LostGather one{gather_lines[mark - 1], current_place().line, static_cast<int64_t>(Recorder::get().num_rows())};
+  LostGather one{gathers[mark - 1].line, current_place().line, static_cast<int64_t>(Recorder::get().num_rows())};
   bool is_known = std::any_of(lost.begin(), lost.end(), [&](const LostGather& other) {
     return other.gather_line == one.gather_line && other.line == one.line;
   });
@@ -44,23 +50,26 @@ void note_gather(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outpu
   });
   if (!is_activation)
     return;
-  uint32_t line = current_place().line;
-  auto known = std::find(gather_lines.begin(), gather_lines.end(), line);
-  uint32_t mark = static_cast<uint32_t>(known - gather_lines.begin()) + 1;
-  if (known == gather_lines.end())
-    gather_lines.push_back(line);
+  Gather gather{current_place().line, c10::GradMode::is_enabled() && outputs.size() == 1};
+  auto known = std::find_if(gathers.begin(), gathers.end(), [&](const Gather& other) {
+    return other.line == gather.line && other.requires_grad == gather.requires_grad;
+  });
+  uint32_t mark = static_cast<uint32_t>(known - gathers.begin()) + 1;
+  if (known == gathers.end())
+    gathers.push_back(gather);
   for (const at::Tensor& tensor : outputs)
     write_gather(tensor, mark);
 }
 
 uint32_t gather_of_result(const OperatorInfo& info, const torch::jit::Stack& stack) {
-  if (gather_lines.empty())
+  if (gathers.empty())
     return 0;
   uint32_t mark = 0;
   bool has_gradient = false;
   auto look = [&](const at::Tensor& tensor) {
-    mark = std::max(mark, mark_of(tensor));
-    has_gradient = has_gradient || (tensor.defined() && tensor.requires_grad());
+    uint32_t own = mark_of(tensor);
+    mark = std::max(mark, own);
+    has_gradient = has_gradient || (own == 0 && tensor.defined() && tensor.requires_grad());
   };
   for (size_t i = stack.size() - info.num_arguments; i < stack.size(); ++i) {
     if (stack[i].isTensor())
@@ -78,7 +87,7 @@ uint32_t gather_of_result(const OperatorInfo& info, const torch::jit::Stack& sta
 }
 
 void follow_gather_copy(const at::Tensor& to, const at::Tensor& from) {
-  if (!gather_lines.empty() && to.is_cuda())
+  if (!gathers.empty() && to.is_cuda())
     write_gather(to, mark_of(from));
 }
 

@@ -15,6 +15,7 @@
 #include "device.h"
 #include "gathers.h"
 #include "identity.h"
+#include "mean_losses.h"
 #include "nccl.h"
 #include "operators.h"
 #include "races.h"
@@ -149,6 +150,13 @@ py::list lost_gather_list() {
   py::list out;
   for (const LostGather& one : lost_gathers())
     out.append(py::make_tuple(place_tuple(one.gather_line), place_tuple(one.line), one.row));
+  return out;
+}
+
+py::list mean_loss_list() {
+  py::list out;
+  for (const MeanLoss& loss : mean_losses())
+    out.append(py::make_tuple(loss.num_targets, place_tuple(loss.line), loss.row));
   return out;
 }
 
@@ -563,6 +571,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("call_devices", &call_device_list);
   m.def("host_reads", &host_read_list);
   m.def("lost_gathers", &lost_gather_list);
+  m.def("mean_losses", &mean_loss_list);
   m.def("keep_real_values", &keep_values);
   m.def("unknown_results", &unknown_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {

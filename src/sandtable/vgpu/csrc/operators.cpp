@@ -16,6 +16,7 @@
 #include "device.h"
 #include "gathers.h"
 #include "identity.h"
+#include "mean_losses.h"
 #include "races.h"
 #include "real_values.h"
 #include "recorder.h"
@@ -473,6 +474,15 @@ void identify_written(const OperatorInfo& info, const Stack& stack, const Lineag
   });
 }
 
+// Batch norm in training moves its running statistics on.
+void identify_statistics(const Stack& stack, size_t first, const Lineage& lineage) {
+  if (!stack[first + 5].toBool())
+    return;
+  for (size_t argument : {3, 4})
+    if (stack[first + argument].isTensor() && stack[first + argument].toTensor().defined())
+      write_identity(stack[first + argument].toTensor(), lineage.of(kFirstArgument + argument, 0));
+}
+
 // Notes what the kernel reads and writes; what it makes is new, so it races with nobody.
 void follow_accesses(const OperatorInfo& info, const Stack& stack, int device) {
   begin_kernel(info.base, static_cast<uint16_t>(current_stream(device)), current_place().line);
@@ -684,6 +694,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     lineage.emplace(info, *stack);
     scales = scales_of_results(info, *stack);
     gather = gather_of_result(info, *stack);
+    if (info.is_nll_loss)
+      note_mean_loss(*stack, stack->size() - info.num_arguments);
     if (info.is_random) {
       Digest draw = next_draw(info, *stack);
       lineage->add(draw);
@@ -704,6 +716,8 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     settle_written(info, plan, *stack, facts, computed ? std::optional(inputs.certainty) : std::nullopt);
   if (lineage)
     identify_written(info, *stack, *lineage, scales);
+  if (lineage && info.is_batch_norm)
+    identify_statistics(*stack, stack->size() - info.num_arguments, *lineage);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());

@@ -428,6 +428,8 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
       "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm",
       "aten::addbmm_", "aten::linear", "aten::_addmm_activation"};
   info.is_product = products.count(info.base) > 0;
+  info.is_batch_norm = info.base == "aten::native_batch_norm" || info.base == "aten::cudnn_batch_norm";
+  info.is_nll_loss = info.base == "aten::nll_loss_forward" || info.base == "aten::nll_loss2d_forward";
   info.checks_index = info.base == "aten::index_select";
   info.name_digest = digest_of(info.name);
   info.scale_rule = scale_rule(info.base);

@@ -64,6 +64,8 @@ struct OperatorInfo {
   uint64_t name_digest = 0;    // of the name, the same in every process
   ScaleRule scale_rule = ScaleRule::kForget;
   bool is_by_item = false;     // item k of each list it makes or writes follows from item k of each list it reads
+  bool is_nll_loss = false;    // (scores, target, weight, reduction, ignore_index): what cross entropy rests on
+  bool is_batch_norm = false;  // writes running statistics, arguments 3 and 4, though its schema does not say so
   bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
 };
 

@@ -30,6 +30,8 @@ class GradientLedger:
         """Whether a backward pass has written it since the last update of its parameter."""
         self._discarded: set[int] = set()
         """Parameters whose gradients were written and cleared since the last update of any."""
+        self._cleared: list[_State] = []
+        """What `zero_grad` left behind, until the next backward pass."""
         self._num_passes = 0
         self._num_updates = 0
 
@@ -40,8 +42,14 @@ class GradientLedger:
     def begin_backward(self) -> None:
         """Compare with what the last pass or update left."""
         self._num_passes += 1
+        self._cleared = []
         if self._is_following:
             self._compare()
+
+    def after_clearing(self) -> None:
+        """Note what `zero_grad` has left."""
+        if self._is_following:
+            self._cleared = self._read()
 
     def end_backward(self) -> None:
         """Note which gradients the pass has written."""
@@ -69,7 +77,14 @@ class GradientLedger:
             if index >= 0 and self._is_carried[index] and self._is_written[index] and states[index] is not None
         ]
         facts["lost"] = [index for index in held if index >= 0 and self._is_written[index] and states[index] is None]
-        facts["discarded"] = sorted(self._discarded.intersection(held))
+        facts["zeroed"] = [
+            index
+            for index in held
+            if index >= 0 and self._cleared and states[index] is not None and self._cleared[index] == states[index]
+        ]
+        # (with `zero_grad` behind the last pass, the script has put its own gradients there: it combines several)
+        facts["discarded"] = [] if self._cleared else sorted(self._discarded.intersection(held))
+        facts["num_changed"] = sum(states[index] != self._states[index] for index in held if index >= 0)
         self._states = states
         return facts
 

@@ -33,6 +33,8 @@ class LoaderWatcher:
         self._passes: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
         """The facts of the pass that an iterator makes."""
         self._starting: dict[str, Any] | None = None
+        self._under_way: dict[int, dict[str, Any]] = {}
+        """The passes that have begun, and not ended before a backward pass."""
         self._num_passes = 0
 
     def install(self) -> None:
@@ -58,6 +60,12 @@ class LoaderWatcher:
                 found = [report for report in reports if report["pass"] == event.facts["pass"]]
                 event.facts["workers"] = found  # type: ignore[index]
 
+    def begin_backward(self) -> None:
+        """Note that the passes under way are for training."""
+        for facts in self._under_way.values():
+            facts["trains"] = True
+        self._under_way.clear()
+
     def _on_made(self, result: None, loader: Any, *args: Any, **options: Any) -> None:
         self._made[loader] = self._log.place()
 
@@ -80,6 +88,7 @@ class LoaderWatcher:
             "num_workers": loader.num_workers,
             "batch_size": loader.batch_size or 0,
             "sampler": type(sampler).__name__,
+            "trains": False,
             "indices": [],
             "samples": [],
             "shuffles": _shuffles(sampler),
@@ -88,7 +97,7 @@ class LoaderWatcher:
         if isinstance(sampler, DistributedSampler):
             facts["replicas"], facts["replica"] = int(sampler.num_replicas), int(sampler.rank)
         facts = self._log.note(EventKind.LOADER, subject=self._log.number_of("loader", loader), **facts)
-        self._starting = facts
+        self._starting = self._under_way[facts["pass"]] = facts
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:  # persistent workers: it begins again
             self._passes[iterator] = facts
@@ -117,6 +126,7 @@ class LoaderWatcher:
             except StopIteration:
                 facts = self._passes.get(iterator)
                 if facts is not None:
+                    self._under_way.pop(facts["pass"], None)
                     self._log.note(EventKind.LOADER_END, **{"pass": facts["pass"]})
                 raise
             self._on_batch(batch, iterator)

@@ -18,6 +18,7 @@ from sandtable.trace import (
     Kind,
     Line,
     LostGather,
+    MeanLoss,
     Observations,
     ObservedCalls,
     Phase,
@@ -82,11 +83,16 @@ class Observer:
         self._core.follow_identities(False)
         self._core.follow_races(False)
         self._resources.stop()
-        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
+        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH})
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
-        for look in (self._parameters.begin_backward, self._parameters.gradients.begin_backward):
+        begin = (
+            self._parameters.begin_backward,
+            self._parameters.gradients.begin_backward,
+            self._loaders.begin_backward,
+        )
+        for look in begin:
             safely(look)()
         self.log.note(EventKind.BACKWARD)
         safely(self._wrappers.begin_backward)()
@@ -128,6 +134,9 @@ class Observer:
             ),
             calls=_calls(core, records, calls, tables, groups),
             races=tuple(_race(*race) for race in core.races()),
+            mean_losses=tuple(
+                MeanLoss(num_targets=count, place=Line(*place), row=row) for count, place, row in core.mean_losses()
+            ),
             device_uses=device_uses(core),
             memory_marks=tuple(self._resources.marks),
             holders=tuple(self._resources.retention.holders.values()),

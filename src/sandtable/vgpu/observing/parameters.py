@@ -48,10 +48,13 @@ class ParameterWatcher:
 
     def install(self) -> None:
         """Watch optimizers that are made from now on, and their steps."""
+        from torch.nn import Module
         from torch.optim import Optimizer
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         after(Optimizer, "__init__", self._on_optimizer)
+        after(Optimizer, "zero_grad", lambda *args, **options: self.gradients.after_clearing())
+        after(Module, "zero_grad", lambda *args, **options: self.gradients.after_clearing())
         register_optimizer_step_pre_hook(safely(self._before_step))
         register_optimizer_step_post_hook(safely(self._after_step))
 
@@ -114,7 +117,8 @@ class ParameterWatcher:
 
     def note_clip(self) -> None:
         """Take the identities of all gradients before they are clipped."""
-        if self._is_read and self._num_clips < _MOST_CLIPS:
+        self.read()
+        if self._num_clips < _MOST_CLIPS:
             self._num_clips += 1
             self._take("gradients before clipping", [None if each is None else each.grad for each in self._living()])
 

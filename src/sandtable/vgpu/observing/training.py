@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import FrameType
 from typing import Any
 
 from sandtable.trace import EventKind
+from sandtable.vgpu.compatibility import torch_directory
+from sandtable.vgpu.failures import is_library
 from sandtable.vgpu.observing.events import EventLog, after, before
 
 __all__ = ["follow_training"]
+
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_TORCH = os.path.join(torch_directory(), "")
 
 
 def follow_training(log: EventLog) -> None:
@@ -55,6 +63,7 @@ def follow_training(log: EventLog) -> None:
             optimizer=number("optimizer", self.optimizer),
             is_initial=bool(getattr(self, "_is_initial", False)),
             horizon=_horizon(self),
+            is_by_library=_is_called_by_library(),
         ),
     )
 
@@ -72,6 +81,17 @@ def follow_training(log: EventLog) -> None:
             broadcasts_buffers=bool(self.broadcast_buffers),
         ),
     )
+
+
+def _is_called_by_library() -> bool:
+    """Return whether a library that is not torch, such as Accelerate, steps the scheduler for the script."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OWN, _TORCH)):
+            return is_library(file)
+        frame = frame.f_back
+    return False
 
 
 def _horizon(scheduler: Any) -> int:

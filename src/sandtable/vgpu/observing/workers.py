@@ -65,7 +65,7 @@ class WorkerReports:
         create = _DatasetKind.create_fetcher
 
         def create_watched(*args: Any, **options: Any) -> Any:
-            fetcher = create(*args, **options)
+            fetcher = create(*args, **options)  # type: ignore[no-untyped-call]
             fetch = fetcher.fetch
 
             def fetch_first(indices: Any) -> Any:

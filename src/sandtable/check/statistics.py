@@ -1,0 +1,96 @@
+"""Statistics of one rank that stand for all: means over unequal numbers of targets, and batch norm's running means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sandtable.check.sightings import is_equal_everywhere
+from sandtable.engine.timeline import Timeline
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace import EventKind, MeanLoss, Observations, Trace
+
+__all__ = ["batch_norm_not_shared", "unequal_targets"]
+
+_FEW_BYTES = 64
+_DIFFERENCE = 1.02
+"""How many times as many targets one rank must have as another for it to matter."""
+
+
+def unequal_targets(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report losses that average over the targets of a rank, of which ranks have unequal numbers."""
+    for group in _ddp_groups(trace):
+        losses = {rank: trace.observations[rank].mean_losses for rank in group if rank in trace.observations}
+        if any(_shares_counts(trace.observations[rank]) for rank in losses):
+            continue
+        for together in zip(*losses.values(), strict=False):
+            counts = [loss.num_targets for loss in together]
+            if len(together) > 1 and min(counts) > 0 and max(counts) > _DIFFERENCE * min(counts):
+                yield _unequal(tuple(losses), together)
+                break
+
+
+def batch_norm_not_shared(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Note running means of batch norm that differ between replicas, and that nothing makes equal."""
+    for group in _ddp_groups(trace):
+        observed = trace.observations.get(group[0])
+        wrapped = [] if observed is None else list(observed.of_kind(EventKind.WRAPPED))
+        if observed is None or any(event.facts.get("broadcasts_buffers", True) for event in wrapped):
+            continue
+        for watched in observed.parameters:
+            if watched.is_buffer and watched.module.startswith("BatchNorm") and watched.name.endswith("running_mean"):
+                alike = is_equal_everywhere(trace, group, of="parameters", number=-1, parameter=watched.name)
+                if alike is False:
+                    place = wrapped[0].place
+                    yield Finding(
+                        rule="batch-norm-not-shared",
+                        severity=Severity.NOTE,
+                        message=f"{watched.name} is a mean over the samples of one rank, and DDP does not broadcast "
+                        "buffers here, so each replica evaluates and is saved with statistics of its own",
+                        ranks=group,
+                        evidence=(Evidence(ranks=group, text="wrap the model", file=place.file, line=place.line),),
+                        remedy="convert the model with torch.nn.SyncBatchNorm.convert_sync_batchnorm, leave "
+                        "broadcast_buffers on, or average the buffers before evaluating and saving",
+                    )
+                    break
+
+
+def _unequal(ranks: tuple[int, ...], together: tuple[MeanLoss, ...]) -> Finding:
+    return Finding(
+        rule="unequal-targets",
+        severity=Severity.WARNING,
+        message="a mean over all targets needs as many of them on each rank, but this loss averages over the targets "
+        "of a rank, of which ranks have unequal numbers, and DDP then weighs all ranks alike",
+        ranks=ranks,
+        evidence=tuple(
+            Evidence(
+                ranks=(rank,),
+                text=f"averages over {loss.num_targets:,} targets",
+                file=loss.place.file,
+                line=loss.place.line,
+            )
+            for rank, loss in zip(ranks, together, strict=True)
+        ),
+        remedy="add up the losses (reduction='sum'), all-reduce the number of targets, and divide by its mean per rank",
+    )
+
+
+def _ddp_groups(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Yield the groups of ranks whose gradients DDP averages."""
+    groups = {
+        tuple(event.facts.get("group", ()))
+        for observed in trace.observations.values()
+        for event in observed.of_kind(EventKind.WRAPPED)
+    }
+    return (group for group in sorted(groups) if len(group) > 1)
+
+
+def _shares_counts(observed: Observations) -> bool:
+    """Return whether a few numbers are summed over ranks between the first loss's step and its backward pass."""
+    first = observed.mean_losses[0].row if observed.mean_losses else 0
+    made = max((event.row for event in observed.of_kind(EventKind.WRAPPED) if event.row < first), default=0)
+    turns = [event.row for event in observed.of_kind(EventKind.BACKWARD) if event.row >= first]
+    end = turns[0] if turns else first
+    return any(
+        call.op in ("all_reduce", "all_gather") and call.num_bytes <= _FEW_BYTES and made < call.row < end
+        for call in observed.calls
+    )
