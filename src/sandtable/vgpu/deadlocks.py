@@ -4,18 +4,19 @@ Each waiting rank points at the ranks it waits for. Where these have ended, a pa
 they all wait themselves, some of them wait for each other in a circle, which is named whole.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sandtable.findings import Evidence, Finding, Severity, name_ranks
+from sandtable.trace.cycles import find_cycle
 from sandtable.vgpu.call_logs import CallTable, MeetingError, describe_call, group_name
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.mismatches import extra_calls
 from sandtable.vgpu.protocol import Call
 
-__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "P2P_MISMATCH", "Waiting", "deadlock", "find_cycle", "find_missing"]
+__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "P2P_MISMATCH", "Waiting", "deadlock", "find_missing"]
 
 DEADLOCK_CYCLE = "deadlock-cycle"
 MISSING_PARTICIPANT = "missing-participant"
@@ -106,25 +107,6 @@ def find_missing(registry: GroupRegistry, table: CallTable, *, ended: Collection
         return None
     entry = min(waits, key=lambda item: item[0])[1].entry
     return deadlock([wait for _, wait in waits if wait.entry == entry], table)
-
-
-def find_cycle(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the ranks of one circle, each of which waits for the next; none if there is no circle."""
-    done: set[int] = set()
-    for start in waits_for:
-        path: list[int] = []
-        stack = [(start, 0)]
-        while stack:
-            rank, depth = stack.pop()
-            del path[depth:]
-            if rank in path:
-                return path[path.index(rank) :]
-            if rank in done or rank not in waits_for:
-                continue
-            done.add(rank)
-            path.append(rank)
-            stack.extend((other, depth + 1) for other in reversed(waits_for[rank]))
-    return []
 
 
 def _error(rule: str, what: str, waits: Sequence[Waiting], evidence: Sequence[Evidence]) -> MeetingError:
