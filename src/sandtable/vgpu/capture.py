@@ -35,10 +35,11 @@ from sandtable.vgpu.compile import follow_compiler
 from sandtable.vgpu.cuda_api import device as cuda_device
 from sandtable.vgpu.cuda_api.graphs import follow_updates
 from sandtable.vgpu.extensions import follow_extensions
-from sandtable.vgpu.failures import library_prefixes, script_prefixes
+from sandtable.vgpu.failures import library_prefixes, script_place, script_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.following import Follower
 from sandtable.vgpu.futures import follow_futures
+from sandtable.vgpu.host_clock import HostClock
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
@@ -148,6 +149,9 @@ class Capture:
         _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes
+        clock = HostClock(script_place)
+        clock.install()
+        channel.host_time = clock.read
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()

@@ -221,9 +221,13 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             records=records,
             error=error,
             observations=observations,
-            notes=notes,
+            notes=(*notes, *_lateness_notes(session)),
         )
     raise AssertionError("the last attempt returns or raises")
+
+
+def _lateness_notes(session: Session) -> Iterable[Note]:
+    return (Note(finding.rule, finding.to_json()) for finding in session.broker.lateness.findings)
 
 
 def _with_largest_memory(records: RankRecords, members: Iterable[int], sharded: Iterable[ShardedRanks]) -> RankRecords:

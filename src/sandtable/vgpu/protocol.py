@@ -77,11 +77,16 @@ class Call(NamedTuple):
 
 
 class GatherPosted(NamedTuple):
-    """The rank enters a collective with `payload`. It waits for the answer unless `ticket` is 0."""
+    """The rank enters a collective with `payload`. It waits for the answer unless `ticket` is 0.
+
+    `host_time` are the fields of a `HostTime`, and `timeout_seconds` how long the group waits for all members.
+    """
 
     ticket: int
     call: CallTuple
     payload: bytes | None
+    host_time: tuple[float, float, str, int] = (0.0, 0.0, "", 0)
+    timeout_seconds: float = 0.0
 
 
 class ReceivePosted(NamedTuple):

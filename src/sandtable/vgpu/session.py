@@ -65,7 +65,14 @@ _SAVE_SECONDS = 3.0
 
 _OF_SURROUNDINGS = tuple(
     f"raised {name}"
-    for name in ("FileNotFoundError", "FileExistsError", "PermissionError", "OSError", "ImportError", "ModuleNotFoundError")
+    for name in (
+        "FileNotFoundError",
+        "FileExistsError",
+        "PermissionError",
+        "OSError",
+        "ImportError",
+        "ModuleNotFoundError",
+    )
 )
 """Failures that say more about this machine than about the script."""
 
