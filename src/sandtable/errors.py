@@ -8,6 +8,7 @@
     │   ├── ScriptError         the training script raised or exited with a non-zero status on one rank
     │   ├── MismatchError       ranks whose collectives do not agree, or that wait for each other forever
     │   └── SimulationError     a captured run whose time cannot be computed, because it stalls
+    ├── ParityError             runs with one rank and with many that cannot be compared
     ├── WhatIfError             a change to a rehearsal that is out of range
     ├── LabError                a lab that cannot be built here, or a command it cannot run
     ├── MethodError             a way to train that cannot work as combined, or was used in a way it does not allow
@@ -33,6 +34,7 @@ __all__ = [
     "LaunchError",
     "MethodError",
     "MismatchError",
+    "ParityError",
     "PlanError",
     "ReportError",
     "SandtableError",
@@ -99,6 +101,10 @@ class MismatchError(FindingError):
 
 class SimulationError(FindingError):
     """A captured run whose time cannot be computed."""
+
+
+class ParityError(SandtableError):
+    """Runs with one rank and with many that cannot be made, or not be compared."""
 
 
 class WhatIfError(SandtableError):

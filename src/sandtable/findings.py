@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-__all__ = ["Evidence", "Finding", "Severity", "name_ranks", "place_text"]
+__all__ = ["Evidence", "Finding", "Severity", "name_ranks", "place_text", "worst_first"]
 
 _MAX_EVIDENCE = 8
 _MAX_RANKS = 8
@@ -75,6 +75,11 @@ class Finding:
         if len(self.evidence) > _MAX_EVIDENCE:
             lines.append(f"  and {len(self.evidence) - _MAX_EVIDENCE} more")
         return "\n".join([*lines, self.remedy] if self.remedy else lines)
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings by severity, otherwise in their order."""
+    return tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity)))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

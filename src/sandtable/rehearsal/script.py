@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sandtable import cluster as clusters
+from sandtable.check.rule_pages import require_rule
 from sandtable.cluster import Cluster, Topology
 from sandtable.engine.what_if import WhatIf
 from sandtable.errors import LaunchError, SandtableError, WhatIfError
@@ -44,6 +45,7 @@ class LaunchOptions:
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
         without: packages that stay missing if they are not installed, though there is a replacement.
         costs: a file that describes kernels which cannot run here, with `sandtable.cost`.
+        checks: look for mistakes; without, less is recorded and only the figures are checked.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
@@ -67,6 +69,7 @@ class LaunchOptions:
     share_imports: bool = True
     without: tuple[str, ...] = ()
     costs: str | Path = ""
+    checks: bool = True
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
@@ -105,7 +108,9 @@ def rehearse(
     _require_type(what_if, WhatIf | None, "what_if must be a WhatIf", "such as WhatIf(jitter=0.05)")
     _require_type(options, LaunchOptions | None, "options must be LaunchOptions", 'such as LaunchOptions(ranks="all")')
     options = options or LaunchOptions()
-    inputs = inputs or UserInputs()
+    inputs = replace(inputs or UserInputs(), checks=options.checks)
+    for rule in inputs.ignored_rules:
+        require_rule(rule)
     if isinstance(cluster, Cluster):
         machines = cluster if nodes is None else cluster.with_nodes(nodes)
     else:
@@ -200,6 +205,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         share_imports=options.share_imports,
         without=tuple(options.without),
         costs=str(options.costs),
+        observes=options.checks,
         command=options.command,
         launcher_environment=environment,
         num_epochs=options.num_epochs,

@@ -82,6 +82,7 @@ class CaptureStore:
             job.limits,
             job.routing,
             job.without,
+            job.observes,
             _read(Path(job.costs)).digest if job.costs else "",
             *sorted(job.environment(0, master_port=0).items()),
             *job.leading_args(0, master_port=0),

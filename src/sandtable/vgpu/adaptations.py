@@ -17,8 +17,8 @@ __all__ = ["adapt"]
 _LARGE_WEIGHT_BYTES = MIB
 
 
-def adapt(core: ModuleType) -> None:
-    """Replace these functions in this process."""
+def adapt(core: ModuleType, *, has_values: bool = False) -> None:
+    """Replace these functions in this process; with `has_values` only those that do not leave values out."""
     import torch
 
     # Backward then runs on the thread that calls it. On its own thread it would free its last tensors at a moment that
@@ -26,10 +26,11 @@ def adapt(core: ModuleType) -> None:
     torch._C._set_multithreading_enabled(False)
     _prefer_fake_kernels()
     _shift_flags()
-    _leave_large_host_weights(core)
-    _load_no_large_host_weights(core)
     _follow_functions(core)
-    _iterate_to_the_end(core)
+    if not has_values:
+        _leave_large_host_weights(core)
+        _load_no_large_host_weights(core)
+        _iterate_to_the_end(core)
     _fuse_no_torchscript()
     torch.UntypedStorage.resize_ = _resize(core, torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     torch.UntypedStorage.__new__ = _new_storage(torch.UntypedStorage.__new__)  # type: ignore[method-assign]

@@ -35,8 +35,11 @@ _SOURCES = Path(__file__).parent / "csrc"
 _UNITS = {
     "device": (
         "recorder",
+        "real_values",
         "races",
         "identity",
+        "gradient_scale",
+        "gathers",
         "allocator",
         "device",
         "facts",

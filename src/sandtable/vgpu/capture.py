@@ -58,6 +58,7 @@ from sandtable.vgpu.packages import (
 from sandtable.vgpu.process_groups import GroupAnnouncer
 from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
+from sandtable.vgpu.real_values import ValueRecorder
 from sandtable.vgpu.routed_layers import follow_layers
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.shared_files import FileWatcher
@@ -120,6 +121,7 @@ class Capture:
         flat_buffers: FlatBufferReader,
         host_memory: HostMemoryReader,
         observer: Observer | None,
+        values: ValueRecorder | None,
     ) -> None:
         self._settings = settings
         self._core = core
@@ -136,6 +138,7 @@ class Capture:
         self._frozen: RankRecords | None = None
         self._frozen_observations: Observations | None = None
         steps.on_enough = self._follow
+        self._values = values
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -156,7 +159,7 @@ class Capture:
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
-        observer = observe(core) if settings.observes else None
+        observer = observe(core, groups.own) if settings.observes else None
         next_report = 0.0
 
         def end_step(number: int) -> None:
@@ -175,11 +178,16 @@ class Capture:
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         if observer is not None:
             steps.on_backward = observer.begin_backward, observer.end_backward
+        values = ValueRecorder(core, settings.values) if settings.values is not None else None
+        if values is not None:
+            values.install()
+            steps.on_backward = _nothing, values.end_backward
+            steps.on_roots = values.begin_backward
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
         skipped.install()
-        adapt(core)
+        adapt(core, has_values=values is not None)
         adapt_checkpoints(core)
         adapt_list_shardings()
         follow_host_updates()
@@ -203,7 +211,7 @@ class Capture:
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer, values)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -287,6 +295,8 @@ class Capture:
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
         self._core.set_recording(False)
+        if self._values is not None:
+            self._values.finish(self._settings.rank, [group.ranks for group in self._groups.own])
         self._files.stop()
         return self._build(stop_reason) if self._frozen is None else self._frozen
 
@@ -336,6 +346,10 @@ class Capture:
             self._core.note(SKIPPED_UPDATES, skipped)
         if num_steps == 0:
             self._core.note(NO_STEPS, self._steps.describe_none())
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _watcher(

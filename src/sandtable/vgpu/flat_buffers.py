@@ -83,7 +83,8 @@ def read_flat_buffers(parameters: Sequence[Parameter]) -> list[tuple[int, FlatBu
     grouped = [group for model in models.values() for group in model.param_and_grad_buffer.parameter_groups]
     owned = [parameter for parameter in parameters if hasattr(parameter, "_megatron_fsdp_model")]
     sharded = {_storage(parameter) for parameter in (*flat, *alone, *owned)}
-    units = [(_storage(parameter), _unit(parameter)) for parameter in flat]
+    cut = [parameter for parameter in flat if hasattr(parameter, "_padded_unsharded_size")]  # not with NO_SHARD
+    units = [(_storage(parameter), _unit(parameter)) for parameter in cut]
     units += [(_storage(parameter), _zero_parameter(parameter)) for parameter in alone]
     units += [(_storage(group.params[0]), unit) for group in grouped for unit in _megatron_units(group)]
     return [*units, *_shared_storages(p for p in parameters if _storage(p) not in sharded)]

@@ -228,7 +228,10 @@ class RankSaved(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """The script failed on the rank: `rule` of the finding, the exception's last line, the script line, the remedy."""
+    """The script failed on the rank: `rule` of the finding, the exception's last line, the script line, the remedy.
+
+    `moment` says when in the course of training, where that matters.
+    """
 
     rule: str
     exit_code: int
@@ -237,6 +240,7 @@ class RankFailed(NamedTuple):
     file: str = ""
     line: int = 0
     remedy: str = ""
+    moment: str = ""
     is_data: bool = False
     """Whether the exception came out of a data loader, whose numbers are real."""
 

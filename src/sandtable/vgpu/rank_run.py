@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sandtable.trace import Observations, RankRecords
-from sandtable.vgpu.failures import exit_code, failure
+from sandtable.vgpu.failures import at_moment, exit_code, failure
 from sandtable.vgpu.loop_state import stack_of
 from sandtable.vgpu.processes import private_bytes
 from sandtable.vgpu.protocol import RankFailed, RankSaved
@@ -71,6 +71,7 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
     failed: RankFailed | None = failure(error) if error is not None and reason == FAILED else None
     try:
         records = capture.finish(reason)
+        failed = failed and at_moment(failed, records)
         records.save(task.records_path)
         observations = capture.observations()
         if observations is not None:

@@ -19,6 +19,7 @@ from sandtable.vgpu.classes import Limits
 from sandtable.vgpu.imports import ARGUMENTS, DEVICES
 from sandtable.vgpu.marked_function import MarkedFunction, marker_of
 from sandtable.vgpu.package_names import REPLACED_PACKAGES
+from sandtable.vgpu.real_values.settings import ValueSettings
 from sandtable.vgpu.routing import Routing
 
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
@@ -53,6 +54,7 @@ class RankSettings:
     observes: bool = True
     follow_seconds: float = 0.0
     num_epochs: int = 0
+    values: ValueSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ class Job:
     After the captured steps the script is followed without records for `follow_seconds`, or with `num_epochs` until its
     data loaders have been read that often, to see whether ranks still meet. With `runs_few` all ranks run under "auto"
     where there are few and they cost little.
+    With `values` every tensor has a value, which the ranks save.
     """
 
     script: str
@@ -126,6 +129,7 @@ class Job:
     follow_seconds: float = 0.0
     num_epochs: int = 0
     runs_few: bool = False
+    values: ValueSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -236,6 +240,7 @@ class Job:
             observes=self.observes,
             follow_seconds=self.follow_seconds,
             num_epochs=self.num_epochs,
+            values=self.values,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -64,6 +64,8 @@ class StepCounter:
         """Called with the duration of a step after the last one wanted; returns until when to follow the script."""
         self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
         """Called when a backward pass begins, and when it ends."""
+        self.on_roots: Callable[[Sequence[Any]], None] = lambda roots: None
+        """Called with what a backward pass begins at."""
 
     @property
     def num_updates(self) -> int:
@@ -223,6 +225,7 @@ class StepCounter:
         self._stop_if(self._is_enough)
         self._local.num_backwards += 1
         self.on_backward[0]()
+        self.on_roots(roots)
         for leaf in self._core.begin_backward([root for root in roots if isinstance(root, torch.Tensor)]):
             if hasattr(leaf, "__tensor_flatten__"):
                 for name in leaf.__tensor_flatten__()[0]:

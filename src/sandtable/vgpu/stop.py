@@ -40,8 +40,9 @@ class StopCapture(BaseException):
 class ProcessRejected(BaseException):
     """Ends the script where it starts a process that cannot run on virtual GPUs, at `file` and `line`."""
 
-    def __init__(self, message: str, *, file: str, line: int, remedy: str) -> None:
+    def __init__(self, message: str, *, file: str, line: int, remedy: str, rule: str = "process-rejected") -> None:
         super().__init__(message)
+        self.rule = rule
         self.message = message
         self.file = file
         self.line = line

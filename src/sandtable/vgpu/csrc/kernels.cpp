@@ -23,9 +23,11 @@
 
 #include "device.h"
 #include "exclusions.h"
+#include "gathers.h"
 #include "identity.h"
 #include "operators.h"
 #include "races.h"
+#include "real_values.h"
 #include "recorder.h"
 #include "updates.h"
 #include "values.h"
@@ -162,8 +164,11 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
     return;
   Identity identity = identity_of(from);
   if (!from.is_cuda())
-    note_host_copy(from, identity);
-  write_identity(to, mix(identity, static_cast<Identity>(to.scalar_type())));
+    note_host_copy(from, identity.exact);
+  GradientScale scale = scale_of(from);
+  write_identity(to, mix(identity, static_cast<Digest>(to.scalar_type())));
+  write_scale(to, scale);
+  follow_gather_copy(to, from);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -178,7 +183,10 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     return self;
   int device = self.is_cuda() ? self.device().index() : source.device().index();
   follow_copy(self, source, device);
-  copy_value(self, source);
+  at::Tensor taken;
+  if (keeps_real_values() && self.is_cuda() && !source.is_cuda())
+    taken = input_functions().copy(self, source);
+  copy_value(self, taken.defined() ? taken : source);
   copy_exclusions(self, source);
   record_operator(signature_of(copy_name(self, source), {source}, {self}), device);
   if (watching_parameters)
@@ -310,6 +318,8 @@ int64_t choose_attention(
     bool causal,
     std::optional<double>,
     bool grouped) {
+  if (keeps_real_values()) // the host has no kernel for those that the card would choose
+    return static_cast<int64_t>(at::SDPBackend::math);
   Attention attention{query, key, value, mask.has_value() && mask->defined(), causal, grouped};
   if (attention.cudnn())
     return static_cast<int64_t>(at::SDPBackend::cudnn_attention);

@@ -13,10 +13,12 @@
 #include "allocator.h"
 #include "audit_events.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "nccl.h"
 #include "operators.h"
 #include "races.h"
+#include "real_values.h"
 #include "recorder.h"
 #include "returns.h"
 #include "routing.h"
@@ -143,6 +145,13 @@ py::tuple place_tuple(uint32_t number) {
   return py::make_tuple(line.file, line.line, line.function);
 }
 
+py::list lost_gather_list() {
+  py::list out;
+  for (const LostGather& one : lost_gathers())
+    out.append(py::make_tuple(place_tuple(one.gather_line), place_tuple(one.line), one.row));
+  return out;
+}
+
 py::list race_list() {
   py::list out;
   for (const Race& race : races())
@@ -160,10 +169,59 @@ py::list noted_list(const std::vector<Noted>& all, int64_t Noted::* amount) {
   return out;
 }
 
-std::vector<Identity> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
-  std::vector<Identity> out;
-  for (const auto& tensor : tensors)
-    out.push_back(tensor ? identity_of(*tensor) : 0);
+py::list use_list(const std::unordered_map<uint32_t, LineUse>& uses) {
+  py::list out;
+  for (const auto& [line, use] : uses)
+    out.append(py::make_tuple(place_tuple(line), use.num_bytes, use.num_tensors));
+  return out;
+}
+
+py::list call_device_list() {
+  py::list out;
+  for (auto [device, line] : call_devices())
+    out.append(py::make_tuple(device, place_tuple(line)));
+  return out;
+}
+
+py::list host_read_list() {
+  Recorder& r = Recorder::get();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  py::list out;
+  for (const HostRead& read : r.host_reads)
+    out.append(py::make_tuple(static_cast<int>(read.what), place_tuple(read.line), read.library, read.count));
+  return out;
+}
+
+// Identities, and outlines.
+std::pair<std::vector<Digest>, std::vector<Digest>> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
+  std::pair<std::vector<Digest>, std::vector<Digest>> out;
+  for (const auto& tensor : tensors) {
+    Identity identity = tensor ? identity_of(*tensor) : Identity();
+    out.first.push_back(identity.exact);
+    out.second.push_back(identity.outline);
+  }
+  return out;
+}
+
+using Tensors = std::vector<std::optional<at::Tensor>>;
+
+std::vector<std::tuple<double, uint64_t, uint64_t>> scales_of(const Tensors& tensors) {
+  std::vector<std::tuple<double, uint64_t, uint64_t>> out;
+  for (const auto& tensor : tensors) {
+    GradientScale scale = tensor ? scale_of(*tensor) : GradientScale();
+    out.emplace_back(scale.factor, scale.summed_over, scale.summed_again);
+  }
+  return out;
+}
+
+// Where each tensor's memory was asked for, and where it was last written.
+py::list places_of(const Tensors& tensors) {
+  py::list out;
+  for (const auto& tensor : tensors) {
+    Block* block = tensor && tensor->is_cuda() ? block_of(*tensor) : nullptr;
+    out.append(py::make_tuple(
+        place_tuple(block == nullptr ? 0 : block->line), place_tuple(block == nullptr ? 0 : block->written_line)));
+  }
   return out;
 }
 
@@ -280,6 +338,31 @@ void set_wire(const py::object& exchange) {
 py::tuple notes_as_bytes() {
   auto [texts, rows] = take_notes();
   return py::make_tuple(texts, py::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(int64_t)));
+}
+
+// `inputs` decides what comes onto the card in place of the script's own; it is kept for the life of the process.
+void keep_values(const py::object& inputs) {
+  auto* target = new py::object(inputs);
+  InputFunctions functions;
+  functions.copy = [target](const at::Tensor& to, const at::Tensor& from) {
+    py::gil_scoped_acquire gil;
+    py::object taken = target->attr("copy")(to, from);
+    return taken.is_none() ? at::Tensor() : py::cast<at::Tensor>(taken);
+  };
+  functions.draw = [target](const std::string& name, at::IntArrayRef sizes, uint64_t seed) {
+    py::gil_scoped_acquire gil;
+    auto [dim, seeds] = py::cast<std::pair<int64_t, std::vector<uint64_t>>>(
+        target->attr("draw")(name, std::vector<int64_t>(sizes.begin(), sizes.end()), seed));
+    return Draws{dim, std::move(seeds)};
+  };
+  keep_real_values(std::move(functions));
+}
+
+py::list unknown_list() {
+  py::list out;
+  for (const auto& [name, line] : unknown_results())
+    out.append(py::make_tuple(name, place_tuple(line)));
+  return out;
 }
 
 void resize_storage(const py::object& storage, size_t num_bytes) {
@@ -466,11 +549,22 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("follow_identities", &follow_identities);
   m.def("follow_races", &follow_races);
   m.def("identities_of", &identities_of);
+  m.def("scales_of", &scales_of);
+  m.def("places_of", &places_of);
+  m.def("small_factors", &small_factors);
   m.def("name_host_numbers", &name_host_numbers);
   m.def("host_copies", [] { return noted_list(host_copies(), &HostCopy::num_bytes); });
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });
   m.def("call_identities", [] { return raw(call_table().identity); });
   m.def("races", &race_list);
+  m.def("num_cards", [] { return VirtualAllocator::get().num_cards(); });
+  m.def("memory_uses", [](int device) { return use_list(VirtualAllocator::get().uses(device)); });
+  m.def("memory_living", [](int device) { return use_list(VirtualAllocator::get().living(device)); });
+  m.def("call_devices", &call_device_list);
+  m.def("host_reads", &host_read_list);
+  m.def("lost_gathers", &lost_gather_list);
+  m.def("keep_real_values", &keep_values);
+  m.def("unknown_results", &unknown_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);

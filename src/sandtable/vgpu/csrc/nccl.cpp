@@ -14,10 +14,12 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "compatibility.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "recorder.h"
@@ -35,6 +37,7 @@ int pending_index = 0;
 std::vector<int64_t> pending_ranks;
 uint32_t next_batch = 1;
 std::mutex table_mutex;
+std::map<int, uint32_t> line_of_device; // where each card first took part in a call
 std::map<int, uint32_t> collective_seq;                          // by group; its CPU and CUDA backends share it
 std::map<std::tuple<int, int, bool, int>, uint32_t> peer_seq;    // by group, peer, direction and tag
 std::set<std::pair<int, int>> announced_peers;
@@ -582,6 +585,19 @@ void VirtualGroup::check(const Call& call) const {
   TORCH_CHECK(
       call.root < getSize() && call.peer < getSize(), call.op, ": the other side must be a rank of the group (0 to ",
       getSize() - 1, "), but got ", std::max(call.root, call.peer));
+  if (options_->backend == "nccl")
+    require_contiguous(call);
+}
+
+// As NCCL's process group does for what it hands over as it is. Lists are copied into one buffer first.
+void VirtualGroup::require_contiguous(const Call& call) {
+  static const std::set<std::string> whole{"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"};
+  if (whole.count(call.op) == 0 || call.inputs.size() > 1 || call.outputs.size() > 1)
+    return;
+  for (const Tensors* tensors : {&call.inputs, &call.outputs})
+    for (const at::Tensor& tensor : *tensors)
+      TORCH_CHECK_VALUE(
+          tensor.is_sparse() || tensor.is_contiguous(tensor.suggest_memory_format()), "Tensors must be contiguous");
 }
 
 // Routers' choices are positions and masks.
@@ -590,11 +606,20 @@ static int64_t most_exchanged(at::ScalarType dtype) {
   return static_cast<int64_t>(shadow_limit(dtype, may_be_routed ? Certainty::kRouted : Certainty::kExact));
 }
 
+std::map<int, uint32_t> call_devices() {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  return line_of_device;
+}
+
 VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   at::Tensor first = call.first();
   Issued issued;
   issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
   issued.device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
+  if (first.defined() && first.is_cuda() && options_->backend == "nccl") {
+    std::lock_guard<std::mutex> lock(table_mutex);
+    line_of_device.emplace(issued.device, current_place().line);
+  }
   bool point_to_point = call.peer >= 0;
   CallKey& key = issued.key;
   key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(),
@@ -670,25 +695,47 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   end_call(row, stream_id);
 }
 
+// The scales of what comes out.
+std::vector<GradientScale> VirtualGroup::sums_of(const Call& call) const {
+  double factor = 1;
+  if (call.reduce && call.reduce->op_ == ReduceOp::AVG)
+    factor = 1.0 / getSize();
+  else if (call.reduce && call.reduce->op_ == ReduceOp::PREMUL_SUM && call.reduce->supplement_)
+    factor = static_cast<PreMulSumSupplement*>(call.reduce->supplement_.get())->double_factor;
+  bool is_sum = call.reduce && (factor != 1 || call.reduce->op_ == ReduceOp::SUM || call.reduce->op_ == ReduceOp::AVG);
+  std::vector<GradientScale> scales;
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
+    const at::Tensor& from = call.inputs.empty() ? call.outputs[k] : call.inputs[std::min(k, call.inputs.size() - 1)];
+    scales.push_back(is_sum ? summed(scale_of(from), index_, factor) : GradientScale());
+  }
+  return scales;
+}
+
 // Gives what comes out an identity, on all members the same where all get the same; returns that of what goes in.
-Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
+Digest VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
     return 0;
-  Identity given = digest_of(call.op);
+  if (call.op == "all_gather")
+    note_gather(call.inputs, call.outputs);
+  Digest op = digest_of(call.op);
+  Identity given = same(op);
   for (const at::Tensor& tensor : call.inputs)
     given = mix(given, identity_of(tensor));
-  Identity result = mix(digest_of(call.op), mix(key.seq, static_cast<Identity>(call.tag)));
+  Identity result = same(mix(op, mix(key.seq, mix(static_cast<Digest>(call.tag), static_cast<Digest>(getSize())))));
   for (int64_t rank : ranks_)
-    result = mix(result, static_cast<Identity>(rank));
-  result = mix(result, digest_of(options_->group_name));
+    result.exact = mix(result.exact, static_cast<Digest>(rank));
+  result.exact = mix(result.exact, digest_of(options_->group_name));
   static const std::set<std::string> alike{"all_reduce", "broadcast", "all_gather"};
   if (call.op == "recv")
-    result = mix(result, static_cast<Identity>(key.peer));
+    result.exact = mix(result.exact, static_cast<Digest>(key.peer));
   else if (!alike.contains(call.op))
-    result = mix(result, static_cast<Identity>(getRank()));
-  for (size_t k = 0; k < call.outputs.size(); ++k)
+    result = mix(result, static_cast<Digest>(getRank()));
+  std::vector<GradientScale> scales = sums_of(call);
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
     write_identity(call.outputs[k], mix(result, k));
-  return given;
+    write_scale(call.outputs[k], scales[k]);
+  }
+  return given.exact;
 }
 
 uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches) {

@@ -4,10 +4,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "gradient_scale.h"
 
 namespace sandtable {
 
@@ -25,6 +28,7 @@ struct CallTable {
   std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
 };
 CallTable& call_table();
+std::map<int, uint32_t> call_devices(); // the line at which each card of this process first took part in a call
 // Writes down a call once more, on this stream; `batches` are the numbers that batches of calls got meanwhile.
 uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches);
 constexpr int64_t kPointToPoint = -2; // in the place of agreed bytes: no call that all members of a group make
@@ -144,8 +148,10 @@ class VirtualGroup : public c10d::Backend {
   struct Issued;
   WorkPtr issue(Call call);
   void check(const Call& call) const;
+  static void require_contiguous(const Call& call);
   Issued number(const Call& call);
   void record(const Call& call, Issued& issued);
+  std::vector<GradientScale> sums_of(const Call& call) const;
   uint64_t identify(const Call& call, const CallKey& key) const;
   c10::Stream stream_for(const Call& call, const Issued& issued) const;
   std::function<void()> exchange_with_peer(const Call& call, Issued& issued);

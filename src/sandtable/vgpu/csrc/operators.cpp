@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -13,8 +14,10 @@
 #include <cstring>
 
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
+#include "real_values.h"
 #include "recorder.h"
 #include "routing.h"
 #include "updates.h"
@@ -195,26 +198,111 @@ bool call_with_doubles(const c10::OperatorHandle& op, const OperatorInfo& info, 
   return true;
 }
 
+bool has_short_floats(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+}
+
+// The card mixes half and single precision where the host wants one of them: with single precision throughout it can.
+bool call_with_floats(const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& arguments, Stack& results) {
+  bool writes = std::count(info.argument_written.begin(), info.argument_written.end(), true) > 0;
+  if (writes || !keeps_real_values())
+    return false;
+  auto widened = [](const at::Tensor& tensor) { return has_short_floats(tensor) ? tensor.to(at::kFloat) : tensor; };
+  results = arguments;
+  for (c10::IValue& value : results) {
+    if (value.isTensor()) {
+      value = widened(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        list.push_back(widened(tensor));
+      value = list;
+    }
+  }
+  try {
+    call_on_host(op, results);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+// Gives the host's own generator a seed, and its state back: the script draws from it, too.
+class SeededHost {
+ public:
+  explicit SeededHost(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()) {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+    generator_.set_current_seed(seed);
+  }
+  SeededHost(const SeededHost&) = delete;
+  SeededHost& operator=(const SeededHost&) = delete;
+  ~SeededHost() {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+void call_seeded(const c10::OperatorHandle& op, const OperatorInfo& info, uint64_t seed, Stack& values) {
+  if (info.generator >= 0) {
+    values[info.generator] = at::detail::createCPUGenerator(seed);
+    call_on_host(op, values);
+    return;
+  }
+  SeededHost seeded(seed);
+  call_on_host(op, values);
+}
+
+// One part of the tensors after the other, each with a seed of its own: what several ranks draw for parts of a tensor.
+void call_in_parts(const c10::OperatorHandle& op, const OperatorInfo& info, const Draws& draws, Stack& values) {
+  int64_t num_parts = static_cast<int64_t>(draws.seeds.size());
+  at::Tensor whole = values.at(0).toTensor();
+  std::vector<Stack> results;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    Stack arguments = values;
+    for (c10::IValue& value : arguments)
+      if (value.isTensor() && value.toTensor().defined() && value.toTensor().sizes() == whole.sizes()) {
+        int64_t length = whole.size(draws.dim) / num_parts;
+        value = value.toTensor().narrow(draws.dim, part * length, length);
+      }
+    call_seeded(op, info, draws.seeds[part], arguments);
+    results.push_back(std::move(arguments));
+  }
+  bool writes = std::count(info.argument_written.begin(), info.argument_written.end(), true) > 0;
+  values.resize(results[0].size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    std::vector<at::Tensor> parts;
+    for (const Stack& result : results)
+      parts.push_back(result[i].toTensor());
+    values[i] = writes ? whole : at::cat(parts, draws.dim);
+  }
+}
+
 // The operator on the host, over the shadows. In-place operators write the shadows themselves.
 bool compute(
-    const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& stack, Certainty certainty, Stack& results) {
+    const c10::OperatorHandle& op, const OperatorInfo& info, const Stack& stack, Certainty certainty, const Draws& draws,
+    Stack& results) {
   size_t first = stack.size() - info.num_arguments;
-  for (size_t i = 0; i < info.num_arguments; ++i) {
-    c10::IValue value = to_host(stack[first + i]);
-    if (static_cast<int>(i) == info.generator)
-      value = at::detail::createCPUGenerator(draw_seed(value.isGenerator() ? value.toGenerator() : at::Generator()));
-    results.push_back(std::move(value));
-  }
+  for (size_t i = 0; i < info.num_arguments; ++i)
+    results.push_back(to_host(stack[first + i]));
   Stack arguments = results;
   try {
-    if (!count_flags(info, arguments, results))
+    if (draws.seeds.size() > 1)
+      call_in_parts(op, info, draws, results);
+    else if (!draws.seeds.empty())
+      call_seeded(op, info, draws.seeds[0], results);
+    else if (!count_flags(info, arguments, results))
       call_on_host(op, results);
   } catch (const c10::IndexError& error) {
     TORCH_CHECK(
         certainty != Certainty::kExact, "CUDA error: device-side assert triggered: ", error.what_without_backtrace());
     return false;
   } catch (const std::exception&) { // no CPU kernel for this operator or type
-    return call_with_doubles(op, info, arguments, results);
+    return call_with_doubles(op, info, arguments, results) || call_with_floats(op, info, arguments, results);
   }
   return true;
 }
@@ -311,7 +399,7 @@ void look_for_parameters(const OperatorInfo& info, const Stack& stack) {
 }
 
 // What the operator's generator will give next.
-Identity next_draw(const OperatorInfo& info, const Stack& stack) {
+Digest next_draw(const OperatorInfo& info, const Stack& stack) {
   at::Generator generator = default_generator(current_device());
   if (info.generator >= 0) {
     const c10::IValue& value = stack[stack.size() - info.num_arguments + info.generator];
@@ -320,6 +408,25 @@ Identity next_draw(const OperatorInfo& info, const Stack& stack) {
   }
   std::lock_guard<std::mutex> lock(generator.mutex());
   return mix(generator.current_seed(), generator.get_offset());
+}
+
+// The seeds of a random operator; the card's generator moves on, whether or not the numbers are computed.
+Draws draw(const OperatorInfo& info, const Plan* plan, const Stack& stack) {
+  size_t first = stack.size() - info.num_arguments;
+  c10::IValue generator;
+  if (info.generator >= 0)
+    generator = stack[first + info.generator];
+  uint64_t seed = draw_seed(generator.isGenerator() ? generator.toGenerator() : at::Generator());
+  if (!keeps_real_values() || plan == nullptr)
+    return {0, {seed}};
+  std::vector<int64_t> sizes;
+  for_each_written(info, stack, [&](const at::Tensor& tensor, int) { sizes = tensor.sizes().vec(); });
+  for (const Return& result : plan->returns)
+    for (const Output& output : result.outputs)
+      if (output.kind == Output::Kind::kNew && sizes.empty())
+        sizes = output.geometry.sizes;
+  Draws draws = input_functions().draw(info.base, sizes, seed);
+  return draws.seeds.empty() ? Draws{0, {seed}} : draws;
 }
 
 // Of the largest result, new or written.
@@ -336,13 +443,33 @@ int64_t num_elements_of(const OperatorInfo& info, const Plan& plan, const Stack&
 // Results that are arguments are numbered behind those that are new.
 constexpr size_t kFirstArgument = 64;
 
-void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage) {
+using Scales = c10::SmallVector<GradientScale, 2>;
+
+// Of each item of the results; empty where no account is kept.
+Scales scales_of_results(const OperatorInfo& info, const Stack& stack) {
+  Scales scales;
+  if (info.scale_rule == ScaleRule::kForget)
+    return scales;
+  const c10::IValue& first = stack[stack.size() - info.num_arguments];
+  size_t count = info.is_by_item && first.isTensorList() ? first.toTensorList().size() : 1;
+  bool is_plain = true;
+  for (size_t item = 0; item < count; ++item) {
+    scales.push_back(scale_of_result(info, stack, item).value_or(GradientScale()));
+    is_plain = is_plain && scales.back().is_plain();
+  }
+  if (is_plain)
+    scales.clear();
+  return scales;
+}
+
+void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage, const Scales& scales) {
   int last = -1;
   size_t item = 0;
   for_each_written(info, stack, [&](const at::Tensor& tensor, int argument) {
     item = argument == last ? item + 1 : 0;
     last = argument;
     write_identity(tensor, lineage.of(kFirstArgument + argument, item));
+    write_scale(tensor, item < scales.size() ? scales[item] : GradientScale());
   });
 }
 
@@ -410,7 +537,8 @@ bool answer_by_value(const c10::OperatorHandle& op, const OperatorInfo& info, co
   bool is_decided = !deciding.is_cuda() ||
       (has_value(deciding) ? certainty_of(deciding) != Certainty::kStandIn : facts_of(deciding).is_zero());
   Stack values;
-  if (!is_decided || !compute(op, info, *stack, inputs.certainty, values)) {
+  Draws draws = info.is_random ? draw(info, nullptr, *stack) : Draws();
+  if (!is_decided || !compute(op, info, *stack, inputs.certainty, draws, values)) {
     Recorder::get().note(
         "unknown shape",
         info.base + " depends on values that only the real card would know: every element was taken to count",
@@ -550,32 +678,32 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   if (has_facts && !inputs.all_exact()) // before arguments are written
     facts = infer_facts(op, info, plan, *stack);
   std::optional<Lineage> lineage;
+  Scales scales;
+  uint32_t gather = 0;
   if (follows_identities() && !info.is_view) {
     lineage.emplace(info, *stack);
+    scales = scales_of_results(info, *stack);
+    gather = gather_of_result(info, *stack);
     if (info.is_random) {
-      Identity draw = next_draw(info, *stack);
+      Digest draw = next_draw(info, *stack);
       lineage->add(draw);
       note_draw(draw, num_elements_of(info, plan, *stack));
     }
   }
   if (follows_races() && !info.is_view)
     follow_accesses(info, *stack, inputs.device);
+  Draws draws = info.is_random ? draw(info, &plan, *stack) : Draws();
   Stack values;
   bool computed = is_computable && prepare_overwritten(info, *stack, inputs.certainty) &&
-      compute(op, info, *stack, inputs.certainty, values);
+      compute(op, info, *stack, inputs.certainty, draws, values);
+  if (inputs.all_known && !computed && !info.is_view)
+    note_unknown_result(info.base);
   if (has_facts && inputs.all_exact() && !computed) // too large to have a value
     facts = infer_facts(op, info, plan, *stack);
-  // Random operators move the generator on, whether or not their values are computed.
-  if (info.is_random && (!computed || info.generator < 0)) {
-    c10::IValue generator;
-    if (info.generator >= 0)
-      generator = (*stack)[stack->size() - info.num_arguments + info.generator];
-    draw_seed(generator.isGenerator() ? generator.toGenerator() : at::Generator());
-  }
   if (!info.is_view)
     settle_written(info, plan, *stack, facts, computed ? std::optional(inputs.certainty) : std::nullopt);
   if (lineage)
-    identify_written(info, *stack, *lineage);
+    identify_written(info, *stack, *lineage, scales);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());
@@ -602,6 +730,10 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
           write_unknown(tensor, known, info.fact_rule.prefers_true);
         if (lineage)
           write_identity(tensor, lineage->of(i, j));
+        if (j < scales.size())
+          write_scale(tensor, scales[j]);
+        if (gather != 0)
+          write_gather(tensor, gather);
         if (follows_races() && !info.is_view)
           touch(tensor, true);
       }
@@ -666,11 +798,13 @@ void record_kernel(
         device = tensor.device().index();
   if (follows_races())
     begin_kernel(name, static_cast<uint16_t>(current_stream(device)), current_place().line);
-  Identity lineage = mix(digest_of(name), digest_of(work));
+  Identity lineage = same(mix(digest_of(name), digest_of(work)));
   for (const at::Tensor& tensor : inputs) {
     lineage = mix(lineage, identity_of(tensor));
     touch(tensor, false);
   }
+  if (!outputs.empty())
+    note_unknown_result(name);
   for (const at::Tensor& tensor : outputs) {
     if (!tensor.is_cuda())
       continue;
@@ -723,7 +857,7 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
     return;
   Block* before = block_of(tensor);
   Shadow kept = before == nullptr ? Shadow() : std::move(before->shadow);
-  Identity identity = before == nullptr ? 0 : before->identity;
+  Identity identity = before == nullptr ? Identity() : before->identity;
   size_t kept_bytes = storage->nbytes();
   storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
   storage->set_nbytes(needed);

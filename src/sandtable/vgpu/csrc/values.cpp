@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "real_values.h"
+
 namespace sandtable {
 
 Block* block_of(const at::Tensor& tensor) {
@@ -20,6 +22,8 @@ Block* block_of(const at::Tensor& tensor) {
 }
 
 size_t shadow_limit(at::ScalarType dtype, Certainty certainty) {
+  if (keeps_real_values() && certainty != Certainty::kStandIn)
+    return kRealShadowBytes;
   if (certainty == Certainty::kRouted)
     return kRoutedShadowBytes;
   if (certainty == Certainty::kStandIn)
@@ -117,7 +121,7 @@ Facts facts_of_value(const at::Tensor& host) {
 bool prepare_value(const at::Tensor& tensor, Certainty certainty) {
   if (tensor.numel() == 0 || has_value(tensor))
     return true;
-  return is_whole_storage(tensor) && make_shadow(tensor, certainty);
+  return (is_whole_storage(tensor) || keeps_real_values()) && make_shadow(tensor, certainty);
 }
 
 bool set_value(const at::Tensor& tensor, const at::Tensor& host, Certainty certainty) {
@@ -126,7 +130,7 @@ bool set_value(const at::Tensor& tensor, const at::Tensor& host, Certainty certa
   Block* block = block_of(tensor);
   if (block != nullptr && block->shadow.bytes != nullptr)
     certainty = whole ? certainty : std::max(certainty, block->shadow.certainty);
-  else if (!whole && block != nullptr)
+  else if (!whole && block != nullptr && !keeps_real_values())
     return false;
   if (!make_shadow(tensor, certainty))
     return false;

@@ -1,0 +1,152 @@
+"""Causes: what most likely went wrong with a gradient, guessed from its ratio and from what other ranks have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from sandtable.check.parity.differences import Difference, Measured, likeness
+
+__all__ = ["Cause", "CauseKind", "find_cause"]
+
+
+class CauseKind(IntEnum):
+    """Of several kinds in one run, a lower one explains the others."""
+
+    NO_GRADIENT = 0
+    OWN_SAMPLES = 1
+    """The gradient of the rank's own samples."""
+    PART = 2
+    """A part that other ranks' parts complete."""
+    RATIO = 3
+    """The expected gradient, multiplied."""
+    OTHER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A guess. `what` completes "gradient of x ..."; differences of equal causes are reported together."""
+
+    kind: CauseKind
+    what: str
+    guess: str = ""
+    remedy: str = ""
+
+
+def find_cause(difference: Difference, measured: Measured) -> Cause:
+    """Return the most likely cause."""
+    found = difference.likeness
+    if found is None:
+        return Cause(
+            kind=CauseKind.NO_GRADIENT,
+            what="is missing on some ranks",
+            guess="is it left out of the graph there, or never reduced?",
+            remedy="let every rank that holds the parameter use it, or reduce its gradient from those that do",
+        )
+    tolerance = max(measured.rtol, 1e-3)
+    own = _own_samples(difference, measured, tolerance)
+    if own is not None:
+        return own
+    part = _part(difference, measured, tolerance)
+    if part is not None:
+        return part
+    if found.rest <= tolerance and math.isfinite(found.ratio):
+        return _ratio(found.ratio, difference, measured)
+    return Cause(
+        kind=CauseKind.OTHER,
+        what="differs from the single-process gradient",
+        remedy="look at what the ranks exchange in the layers behind it: their gradients agree or say more",
+    )
+
+
+def _own_samples(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
+    """Return a cause if the rank has what a single process with the same samples has, perhaps scaled."""
+    num_streams = len(measured.plan.streams)
+    replica = measured.replica_of(difference.rank)
+    if replica is None or num_streams < 2:
+        return None
+    key = (difference.update, difference.name)
+    local = getattr(replica, difference.kind).get(key)
+    gradient = getattr(measured.parallel[difference.rank], difference.kind).get(
+        (difference.update, difference.own_name)
+    )
+    if local is None or gradient is None:
+        return None
+    found = likeness(gradient, difference.slot.read(local.reshape(measured.plan.layout.shapes[difference.name])))
+    if found.rest > tolerance:
+        return None
+    scale = "" if abs(found.ratio - 1) <= tolerance else f", times {found.ratio:.3g}"
+    return Cause(
+        kind=CauseKind.OWN_SAMPLES,
+        what=f"is that of each rank's own samples{scale}, not the mean over the {num_streams} data-parallel ranks",
+        guess="was it never reduced over dp?",
+        remedy="average the gradient over the data-parallel group before the optimizer steps",
+    )
+
+
+def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
+    """Return a cause if the ranks of one stream that hold the same parameter have parts that make up the gradient."""
+    layout = measured.plan.layout
+    expected = getattr(measured.update, difference.kind)[difference.update, difference.name]
+    stream = measured.stream_of(difference.rank)
+    parts = {
+        rank: getattr(measured.parallel[rank], difference.kind).get((difference.update, own))
+        for rank, own, slot in layout.holders(difference.name)
+        if rank in stream and slot == difference.slot
+    }
+    present = {rank: part for rank, part in parts.items() if part is not None}
+    if len(present) < 2 or len(present) < len(parts):
+        return None
+    arrays = list(present.values())
+    if all(np.allclose(arrays[0], other, rtol=1e-4, atol=1e-12) for other in arrays[1:]):
+        return None  # equal: scaled, not in parts
+    whole = difference.slot.read(expected.reshape(layout.shapes[difference.name]))
+    for divisor, how in ((1, "their sum"), (len(arrays), "their mean")):
+        total = np.sum([array.astype(np.float64) for array in arrays], axis=0) / divisor
+        found = likeness(total, whole)
+        if found.error <= 2 * tolerance:
+            return Cause(
+                kind=CauseKind.PART,
+                what=f"is only a part on ranks that share a copy of the model: {how} is the single-process gradient",
+                guess="is a reduction over tp missing?",
+                remedy="all-reduce it over the tensor-parallel group: in the backward pass of the layer's input, or "
+                "for parameters of sequence-parallel layers before the optimizer steps",
+            )
+    return None
+
+
+def _ratio(ratio: float, difference: Difference, measured: Measured) -> Cause:
+    num_ranks, dp = len(measured.parallel), len(measured.plan.streams)
+    model = max(num_ranks // dp, 1)
+    guesses = []
+    sizes: dict[int, list[str]] = {}
+    for size, summed, divided in (
+        (dp, "summed over dp and never divided by it", "averaged twice over dp"),
+        (model, "reduced twice over tp, or divided by tp instead of dp*tp", "divided by dp*tp instead of dp"),
+        (num_ranks, "summed over all ranks and never divided", "divided by all ranks once too often"),
+    ):
+        if size > 1:
+            sizes.setdefault(size, [])
+            guesses += [summed] if _is_close(ratio, size) else [divided] if _is_close(ratio, 1 / size) else []
+    groups = {len(group) for values in measured.parallel for group in values.groups} - sizes.keys() - {1}
+    for size in sorted(groups):
+        if _is_close(ratio, size) or _is_close(ratio, 1 / size):
+            guesses.append(f"a group of {size} ranks counted {'once too often' if ratio > 1 else 'as a divisor too'}")
+    return Cause(
+        kind=CauseKind.RATIO,
+        what=f"is {_number(ratio)} times the single-process gradient",
+        guess=", or ".join(guesses) + "?" if guesses else "",
+        remedy=f"the gradient must be the mean over the {dp} data-parallel ranks of what each copy of the model "
+        f"computes (dp {dp}, {model} ranks per copy): check the divisor of the loss and every all-reduce on its way",
+    )
+
+
+def _is_close(one: float, other: float) -> bool:
+    return abs(one - other) <= 0.02 * abs(other)
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:.1f}" if abs(ratio * 10 - round(ratio * 10)) < 0.02 and abs(ratio) >= 0.1 else f"{ratio:.3g}"

@@ -1,0 +1,17 @@
+"""Settings of a run for its numbers."""
+
+from dataclasses import dataclass
+
+__all__ = ["ValueSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSettings:
+    """Each rank writes `rank<number>.values` in `directory`; `guide` is a file of what it takes from another run."""
+
+    directory: str
+    guide: str = ""
+
+    def path(self, rank: int) -> str:
+        """Return the file that a rank writes."""
+        return f"{self.directory}/rank{rank}.values"

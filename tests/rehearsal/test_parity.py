@@ -1,0 +1,184 @@
+"""Parity: what many ranks compute is what one process computes, and a patch of one line shows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.vgpu.virtual import on_shared_launcher
+
+from sandtable import Launcher, LaunchOptions
+from sandtable.errors import ParityError
+from sandtable.findings import Severity
+from sandtable.rehearsal.parity import Parity, ParityOptions, check_parity, merged_arguments
+
+SCRIPTS = Path(__file__).parent / "parity_scripts"
+SMALL = {"dp_tp": "--layers 2 --hidden 32", "wrapped": "--layers 1 --hidden 16"}
+REDUCE_IN_BACKWARD = "        dist.all_reduce(gradient, group=ctx.group)\n"
+REDUCE_OVER_DP = "            dist.all_reduce(parameter.grad, group=dp_group)\n"
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with on_shared_launcher() as shared:
+        yield shared
+
+
+class Checker:
+    """Runs a script of this folder with some of its lines replaced."""
+
+    def __init__(self, launcher: Launcher, folder: Path) -> None:
+        self._launcher = launcher
+        self._folder = folder
+
+    def __call__(
+        self,
+        name: str,
+        *args: str,
+        patch: tuple[str, str] = ("", ""),
+        ranks: int = 4,
+        single: str = "",
+        **options: float,
+    ) -> Parity:
+        text = (SCRIPTS / f"{name}.py").read_text()
+        assert patch[0] in text
+        script = self._folder / "train.py"
+        script.write_text(text.replace(*patch, 1))
+        parity = ParityOptions(shrink=SMALL[name], single=single, **options)  # type: ignore[arg-type]
+        return check_parity(
+            script,
+            *args,
+            nodes=1,
+            parity=parity,
+            options=LaunchOptions(ranks_per_node=ranks, launcher=self._launcher),
+        )
+
+
+@pytest.fixture
+def check(launcher: Launcher, tmp_path: Path) -> Checker:
+    return Checker(launcher, tmp_path)
+
+
+def test_a_correct_tensor_and_data_parallel_script_with_dropout_is_silent(check: Checker):
+    result = check("dp_tp", single="--tp 1")
+    assert result.findings == (), "\n".join(map(str, result.findings))
+    assert (result.num_parameters, result.num_streams, result.num_replicas) == (31, 2, 2)
+
+
+def test_a_wrong_divisor_is_a_ratio(check: Checker):
+    result = check("dp_tp", single="--tp 1", patch=("parameter.grad /= dp", "parameter.grad /= world"))
+    (finding,) = result.findings
+    assert finding.rule == "parity"
+    assert finding.severity is Severity.ERROR
+    assert "is 0.5 times the single-process gradient" in finding.message
+    assert "divided by dp*tp instead of dp" in finding.message
+    assert finding.ranks == (0, 1, 2, 3)
+    assert all(evidence.line for evidence in finding.evidence[:3])
+
+
+def test_a_divisor_of_tp_in_place_of_dp_is_a_ratio(check: Checker):
+    result = check("dp_tp", ranks=8, single="--tp 1", patch=("parameter.grad /= dp", "parameter.grad /= args.tp"))
+    (finding,) = result.findings
+    assert "is 2.0 times the single-process gradient" in finding.message
+
+
+def test_a_missing_reduction_over_tp_is_found_where_parts_add_up(check: Checker):
+    result = check("dp_tp", single="--tp 1", patch=(REDUCE_IN_BACKWARD, "        pass\n"))
+    (finding,) = result.findings
+    assert finding.severity is Severity.ERROR
+    assert finding.message.startswith("gradient of `layers.1.norm2.weight` (and 1 more) is only a part")
+    assert "is a reduction over tp missing?" in finding.message
+
+
+def test_a_missing_reduction_over_dp_is_the_gradient_of_own_samples(check: Checker):
+    result = check(
+        "dp_tp", single="--tp 1", patch=(REDUCE_OVER_DP + "            parameter.grad /= dp", "            pass")
+    )
+    (finding,) = result.findings
+    assert "is that of each rank's own samples, not the mean over the 2 data-parallel ranks" in finding.message
+
+
+def test_a_double_reduction_is_a_ratio(check: Checker):
+    result = check("dp_tp", single="--tp 1", patch=(REDUCE_OVER_DP, 2 * REDUCE_OVER_DP))
+    (finding,) = result.findings
+    assert "is 2.0 times the single-process gradient" in finding.message
+    twice = check("dp_tp", single="--tp 1", patch=(REDUCE_IN_BACKWARD, 2 * REDUCE_IN_BACKWARD))
+    assert any("is 2.0 times the single-process gradient" in finding.message for finding in twice.findings)
+    assert any("layers.1.norm2" in finding.message for finding in twice.findings)
+
+
+def test_a_dropout_seed_shared_across_dp_is_a_warning(check: Checker):
+    result = check("dp_tp", single="--tp 1", patch=("dropout_seed = 1234 + rank // args.tp", "dropout_seed = 1234"))
+    (finding,) = result.findings
+    assert finding.severity is Severity.WARNING
+    assert "must draw different dropout masks" in finding.message
+    assert finding.ranks == (0, 2)
+    assert {evidence.line for evidence in finding.evidence} == {78, 79}
+
+
+def test_a_fused_query_key_and_value_is_recognised_by_its_loss(check: Checker, tmp_path: Path, launcher: Launcher):
+    fused = (SCRIPTS / "dp_tp.py").read_text()
+    for old, new in (
+        (
+            "self.wq, self.wk, self.wv = (nn.Linear(hidden, hidden // tp) for _ in range(3))",
+            "self.wide = nn.Linear(hidden, 3 * hidden // tp)",
+        ),
+        ("layer(tokens).view", "part.view"),
+        ("for layer in (self.wq, self.wk, self.wv)", "for part in self.wide(tokens).chunk(3, -1)"),
+        ('"wq", "wk", "wv"', '"wide"'),
+        ("is_causal=True", "is_causal=True, dropout_p=0.1"),
+    ):
+        assert old in fused
+        fused = fused.replace(old, new)
+    script = tmp_path / "fused.py"
+    script.write_text(fused)
+    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
+    result = check_parity(
+        script, nodes=1, parity=ParityOptions(shrink=SMALL["dp_tp"], single="--tp 1"), options=options
+    )
+    assert result.findings == (), "\n".join(map(str, result.findings))
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2", "fsdp1", "fsdp1-flat"])
+def test_wrappers_of_torch_are_silent(check: Checker, wrapper: str):
+    result = check("wrapped", "--wrap", wrapper, ranks=2)
+    assert result.findings == (), "\n".join(map(str, result.findings))
+    assert (result.num_parameters, result.num_streams, result.num_replicas) == (14, 2, 1)
+
+
+def test_accumulated_and_half_precision_gradients_are_silent(check: Checker):
+    result = check("wrapped", "--wrap", "fsdp2", "--micro-batch", "1", "--bf16", ranks=2)
+    assert result.findings == (), "\n".join(map(str, result.findings))
+    assert result.rtol == 0.06
+
+
+def test_a_factor_that_clipping_hides_is_found(check: Checker):
+    result = check("wrapped", "--micro-batch", "1", patch=(" / num_micro", ""), ranks=4)
+    (finding,) = result.findings
+    assert "is 0.25 times the single-process gradient" in finding.message
+
+
+def test_a_forward_around_ddp_is_the_gradient_of_own_samples_or_differs(check: Checker):
+    result = check("wrapped", patch=("model(batch", "model.module(batch"), ranks=2)
+    assert [finding.severity for finding in result.findings] == [Severity.ERROR]
+    assert "single-process gradient" in result.findings[0].message
+
+
+def test_a_run_that_fails_says_which_and_what_to_change(check: Checker):
+    with pytest.raises(
+        ParityError, match=r"must run with one rank, but it fails; make one process of it with --single"
+    ):
+        check("dp_tp", patch=("rank // args.tp]", "rank // args.tp] if world > 1 else 1 // 0"))
+
+
+def test_arguments_take_the_place_of_those_of_the_same_name():
+    arguments = ("train.py", "--layers", "48", "--hidden=512", "--fused", "model.dim=8")
+    assert merged_arguments(arguments, ["--layers", "2", "--hidden", "64", "model.dim=2"]) == (
+        "train.py",
+        "--fused",
+        "--layers",
+        "2",
+        "--hidden",
+        "64",
+        "model.dim=2",
+    )
+    assert merged_arguments(("--lr", "-0.1", "data"), ["--lr", "0.2"]) == ("data", "--lr", "0.2")
