@@ -14,7 +14,6 @@ from sandtable.vgpu.classes import stand_ins
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.protocol import Call, GatherAnswered, GroupsMade, ReceiveAnswered, StopOrdered
 
-
 PLAIN = (-1, 0, -1, 4, 4)
 """The rest of a logged call: no peer, no tag, no root, and for reduce operator and splits the text of number 4."""
 

@@ -66,8 +66,8 @@ def explain_stall(
             "p2p-mismatch" if is_message else "missing-participant",
             "every call must be made by all its ranks, but the run stalls because some never make it",
             [wait.evidence for wait in never],
-            "make every member issue the same calls in the same order, or capture more steps (--steps) if the script was "
-            "stopped in the middle of one",
+            "make every member issue the same calls in the same order, or capture more steps (--steps) if the script "
+            "was stopped in the middle of one",
         )
     evidence = list(dict.fromkeys(wait.evidence for wait in waits.values())) or [
         Evidence(ranks=(int(fold.representatives[item.actor]),), text="waits for work that never ends")

@@ -1,7 +1,7 @@
 """Call logs: what each captured rank called, in order, so that ranks can be held against each other.
 
-Every rank logs its collectives and its messages to single ranks, also those too large to be exchanged here. Members of a
-group must have the same collectives in the log of that group, and every message one sender and one receiver.
+Every rank logs its collectives and its messages to single ranks, also those too large to be exchanged here. Members of
+a group must have the same collectives in the log of that group, and every message one sender and one receiver.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

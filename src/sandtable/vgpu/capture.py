@@ -154,7 +154,7 @@ class Capture:
         channel.take_logged_calls = core.take_notes
         clock = HostClock(script_place)
         clock.install()
-        channel.host_time = clock.read
+        channel.host_time = lambda: (*clock.read(),)
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
@@ -250,7 +250,7 @@ class Capture:
     @property
     def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
         """What is known of the data loaders of the script."""
-        return tuple(tuple(state) for state in self._loaders.states)
+        return tuple((*state,) for state in self._loaders.states)
 
     @property
     def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:

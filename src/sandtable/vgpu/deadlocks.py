@@ -1,7 +1,7 @@
 """Deadlocks: ranks that wait for others that never come, as findings.
 
-Each waiting rank points at the ranks it waits for. Where these have ended, a participant is missing, or a message; where
-they all wait themselves, some of them wait for each other in a circle, which is named whole.
+Each waiting rank points at the ranks it waits for. Where these have ended, a participant is missing, or a message;
+where they all wait themselves, some of them wait for each other in a circle, which is named whole.
 """
 
 from collections.abc import Collection, Iterator, Sequence

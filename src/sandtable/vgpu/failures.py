@@ -63,8 +63,8 @@ _CRASH_REMEDY = (
 )
 
 _RAISED_REMEDY = (
-    "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by all_reduce "
-    "before any of them leaves"
+    "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by "
+    "all_reduce before any of them leaves"
 )
 _LOADER_FILES = os.path.join("torch", "utils", "data", "")
 _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["HostClock", "HostTime"]
 
@@ -40,7 +40,7 @@ class HostClock:
         """Shorten sleeps from now on."""
         sleep = time.sleep
 
-        def shortened(seconds: float) -> None:
+        def shortened(seconds: Any) -> None:
             if seconds < _LONG_SECONDS:
                 sleep(seconds)
                 return

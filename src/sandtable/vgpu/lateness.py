@@ -59,12 +59,12 @@ def _finding(first: _Arrival, last: _Arrival, timeout_seconds: float) -> Finding
     return Finding(
         rule=COLLECTIVE_TIMEOUT,
         severity=Severity.ERROR if is_certain else Severity.WARNING,
-        message=f"all ranks must come to a call within the timeout of its group ({format_seconds(timeout_seconds)}), but "
-        f"rank {last.rank} comes {format_seconds(late)} later than rank {first.rank}",
+        message=f"all ranks must come to a call within the timeout of its group ({format_seconds(timeout_seconds)}), "
+        f"but rank {last.rank} comes {format_seconds(late)} later than rank {first.rank}",
         ranks=tuple(sorted((first.rank, last.rank))),
         evidence=tuple(_evidence(first, last)),
-        remedy="do the slow work before init_process_group, or once and outside of training; or give the group a longer "
-        "timeout: init_process_group(timeout=timedelta(hours=2))",
+        remedy="do the slow work before init_process_group, or once and outside of training; or give the group a "
+        "longer timeout: init_process_group(timeout=timedelta(hours=2))",
     )
 
 

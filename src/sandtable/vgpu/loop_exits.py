@@ -1,8 +1,8 @@
 """Loop exits: ranks that left a loop in which the others went on, found when all have been stopped.
 
-A rank waits in a call that it has made before, on the same line, and another rank has made fewer times and will not make
-again. What is known of that other rank says why: its data loader has ended, so it had fewer batches; or it is out of the
-loop for another reason, which can only be one of the statements in the loop that leave it.
+A rank waits in a call that it has made before, on the same line, and another rank has made fewer times and will not
+make again. What is known of that other rank says why: its data loader has ended, so it had fewer batches; or it is out
+of the loop for another reason, which can only be one of the statements in the loop that leave it.
 """
 
 import ast

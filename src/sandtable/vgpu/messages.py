@@ -1,7 +1,8 @@
 """Messages: sends and receives of captured ranks, held against each other.
 
-The n-th send of a rank to another is received by the n-th receive there, of the same group and tag. Large messages carry
-no values in a rehearsal, so nobody waits for them: only the logs show those of different sizes, or without a counterpart.
+The n-th send of a rank to another is received by the n-th receive there, of the same group and tag. Large messages
+carry no values in a rehearsal, so nobody waits for them: only the logs show those of different sizes, or without a
+counterpart.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

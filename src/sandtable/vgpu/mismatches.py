@@ -21,8 +21,8 @@ __all__ = ["COLLECTIVE_MISMATCH", "agrees", "extra_calls", "find_mismatch", "mis
 COLLECTIVE_MISMATCH = "collective-mismatch"
 
 _REMEDY = (
-    "make all ranks of the group reach the same call, with equal type, size, operator and root: move it out of branches "
-    "that only some ranks take"
+    "make all ranks of the group reach the same call, with equal type, size, operator and root: move it out of "
+    "branches that only some ranks take"
 )
 _ALIGNED = 400
 """Calls that are aligned at most."""

@@ -110,7 +110,7 @@ class ThreadWaiting(NamedTuple):
 
 
 class CallsLogged(NamedTuple):
-    """Calls the rank made: new texts, and rows of int64 (see `take_notes` in csrc/nccl.h) that refer to them by number."""
+    """Calls the rank made: new texts, and rows of int64 (see `take_notes` in csrc/nccl.h) that refer to them."""
 
     texts: Sequence[str]
     rows: bytes
@@ -209,9 +209,9 @@ class FilesRemoved(NamedTuple):
 class RankSaved(NamedTuple):
     """The rank has saved its records and ends.
 
-    `stack` are the script's lines where it was stopped, `loaders` what is known of its data loaders (`loop_state.py`), and
-    `made_groups` the groups it saw made by `new_group` (`group_order.py`). It may have been followed after the records
-    ended, to the end of the script if it `has_ended`.
+    `stack` are the script's lines where it was stopped, `loaders` what is known of its data loaders (`loop_state.py`),
+    and `made_groups` the groups it saw made by `new_group` (`group_order.py`). It may have been followed after the
+    records ended, to the end of the script if it `has_ended`.
     """
 
     stop_reason: str

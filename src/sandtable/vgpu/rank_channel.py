@@ -129,7 +129,7 @@ class RankChannel:
 
     def _gathering(self, ticket: int, call: CallTuple, payload: bytes | None) -> GatherPosted:
         timeout = self.timeouts[call[0]] if call[0] < len(self.timeouts) else 0.0
-        return GatherPosted(ticket, call, payload, tuple(self.host_time()), timeout)
+        return GatherPosted(ticket, call, payload, self.host_time(), timeout)
 
     def send(self, call: CallTuple, payload: bytes | None) -> None:
         """Send a payload to the call's peer."""

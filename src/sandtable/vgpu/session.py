@@ -243,7 +243,7 @@ class Session:
         )
 
     def explained(self, error: FindingError) -> FindingError:
-        """Return the error with what is known when all ranks have been stopped: an earlier cause, or a better reason."""
+        """Return the error with what is known once all ranks have stopped: an earlier cause, or a better reason."""
         if not isinstance(error, MismatchError):
             return error
         earlier = self._find_group_mismatch()
@@ -378,8 +378,8 @@ class Session:
     def _end_late_failures(self) -> None:
         """Raise the first failure after the captured steps if other ranks wait for the one that failed.
 
-        Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0 logs
-        and saves, ends the following and nothing else.
+        Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0
+        logs and saves, ends the following and nothing else.
         """
         if not self._late_failures or (self._live and not self.broker.is_stuck()):
             return
