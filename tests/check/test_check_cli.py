@@ -27,7 +27,7 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1); torch.manual_seed(1 + rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0 * torch.manual_seed(1 + rank).initial_seed())
 for _ in range(10):
     loss = model(torch.rand(8, 64, device="cuda")).sum()
     loss.backward()
@@ -80,7 +80,12 @@ def mistake(monkeypatch):
                 Evidence(ranks=(rank,), text="does it", file=place.file, line=place.line) for rank in (0, 1)
             )
             yield Finding(
-                rule="deadlock-cycle", severity=severity, message="it must not", ranks=(0, 1), evidence=evidence, remedy="do"
+                rule="deadlock-cycle",
+                severity=severity,
+                message="it must not",
+                ranks=(0, 1),
+                evidence=evidence,
+                remedy="do",
             )
 
         monkeypatch.setitem(RULES, "deadlock-cycle", rule)
@@ -126,7 +131,7 @@ def test_a_rule_or_a_comment_silences_a_finding_which_is_counted(sandtable, mist
     done = sandtable("check", "--ignore", "deadlock-cycle", "--nproc-per-node", "2", "train.py")
     assert (done.code, "; 1 silenced" in done.out, "error deadlock" in done.out) == (0, True, False)
     lines = TRAIN.split("\n")
-    lines[MISTAKE_LINE - 1] += "  # sandtable: ignore[deadlock] on purpose"
+    lines[MISTAKE_LINE - 1] += "  # sandtable: ignore[deadlock-cycle] on purpose"
     done = sandtable("check", "--nproc-per-node", "2", "train.py", script="\n".join(lines))
     assert (done.code, "; 1 silenced" in done.out) == (0, True)
     saved = json.loads(Path("sandtable-out/summary.json").read_text())

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import MismatchError
-from sandtable.vgpu.call_logs import CallLog, CallTable, group_name
-from sandtable.vgpu.deadlocks import Waiting, deadlock, find_missing
+from sandtable.vgpu.call_logs import CallLog, CallTable, Waiting, group_name
+from sandtable.vgpu.deadlocks import deadlock, find_missing
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.host_clock import HostTime
 from sandtable.vgpu.lateness import Lateness

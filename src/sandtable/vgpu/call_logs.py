@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import MismatchError
-from sandtable.findings import Finding
+from sandtable.findings import Finding, name_ranks
 from sandtable.trace import format_ranks
 from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
 from sandtable.vgpu.protocol import Call
 
-__all__ = ["CallLog", "CallTable", "MeetingError", "Party", "describe_call", "group_name"]
+__all__ = ["CallLog", "CallTable", "MeetingError", "Party", "Waiting", "describe_call", "group_name"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -130,6 +130,29 @@ class CallTable:
 
     def _only(self, chosen: npt.NDArray[np.bool_]) -> "CallTable":
         return CallTable(self.rows[chosen], self.entry[chosen], self.rank[chosen], self.row[chosen], self.texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A rank that cannot continue: the call it is in, its group, and the ranks it waits for."""
+
+    rank: int
+    call: Call
+    group: str
+    missing: tuple[int, ...]
+    ended: tuple[int, ...] = ()
+    entry: int = -1
+
+    @property
+    def text(self) -> str:
+        """Say in words what it waits for."""
+        place = "" if self.call.peer >= 0 else f", call {self.call.seq} of {self.group}"
+        return f"for {name_ranks(self.missing)}{self._ended()} in {describe_call(self.call)}{place}"
+
+    def _ended(self) -> str:
+        if not self.ended:
+            return ""
+        return ", which has ended," if self.ended == self.missing else f" ({name_ranks(self.ended)} ended)"
 
 
 def group_name(registry: GroupRegistry, entry: int) -> str:

@@ -39,11 +39,11 @@ from sandtable.vgpu.failures import library_prefixes, script_place, script_prefi
 from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.following import Follower
 from sandtable.vgpu.futures import follow_futures
-from sandtable.vgpu.host_clock import HostClock
+from sandtable.vgpu.host_clock import HostWatch
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
-from sandtable.vgpu.loop_state import LoaderWatcher
+from sandtable.vgpu.loop_state import BatchCounter
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.observing import Observer, observe
 from sandtable.vgpu.ordering import in_order
@@ -60,6 +60,7 @@ from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.real_values import ValueRecorder
 from sandtable.vgpu.routed_layers import follow_layers
+from sandtable.vgpu.routing import Routing
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.shared_files import FileWatcher
 from sandtable.vgpu.skipped_updates import SkippedUpdates
@@ -133,7 +134,7 @@ class Capture:
         self._host_memory = host_memory
         self._observer = observer
         self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
-        self._loaders = LoaderWatcher()
+        self._loaders = BatchCounter()
         self._loaders.install()
         self._frozen: RankRecords | None = None
         self._frozen_observations: Observations | None = None
@@ -152,9 +153,7 @@ class Capture:
         _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes
-        clock = HostClock(script_place)
-        clock.install()
-        channel.host_time = lambda: (*clock.read(),)
+        _watch_host(channel)
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
@@ -173,8 +172,6 @@ class Capture:
                 channel.report(StepEnded(number))
                 next_report = now + _REPORT_SECONDS
 
-        from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
-
         steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
         if observer is not None:
             steps.on_backward = observer.begin_backward, observer.end_backward
@@ -187,10 +184,7 @@ class Capture:
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
         skipped.install()
-        adapt(core, has_values=values is not None)
-        adapt_checkpoints(core)
-        adapt_list_shardings()
-        follow_host_updates()
+        _adapt_torch(core, has_values=values is not None)
         operators = DescribedOperators(ask_for_description)
         follow_extensions(core, operators.implement)
         finder = follow_packages(
@@ -203,11 +197,7 @@ class Capture:
         if settings.costs:
             runpy.run_path(settings.costs)
         follow_futures(core)
-        routing = settings.routing
-        core.set_routing(routing.name, routing.zipf, routing.weights)
-        if routing.differs_by_layer:
-            follow_layers(core)
-
+        _set_routing(core, settings.routing)
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
@@ -350,6 +340,27 @@ class Capture:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _watch_host(channel: RankChannel) -> None:
+    watch = HostWatch(script_place)
+    watch.install()
+    channel.host_time = lambda: (*watch.read(),)
+
+
+def _adapt_torch(core: ModuleType, *, has_values: bool) -> None:
+    from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
+
+    adapt(core, has_values=has_values)
+    adapt_checkpoints(core)
+    adapt_list_shardings()
+    follow_host_updates()
+
+
+def _set_routing(core: ModuleType, routing: Routing) -> None:
+    core.set_routing(routing.name, routing.zipf, routing.weights)
+    if routing.differs_by_layer:
+        follow_layers(core)
 
 
 def _watcher(

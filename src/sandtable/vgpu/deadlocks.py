@@ -5,18 +5,16 @@ where they all wait themselves, some of them wait for each other in a circle, wh
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from sandtable.findings import Evidence, Finding, Severity, name_ranks
+from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace.cycles import find_cycle
-from sandtable.vgpu.call_logs import CallTable, MeetingError, describe_call, group_name
+from sandtable.vgpu.call_logs import CallTable, MeetingError, Waiting, describe_call, group_name
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.mismatches import extra_calls
-from sandtable.vgpu.protocol import Call
 
-__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "P2P_MISMATCH", "Waiting", "deadlock", "find_missing"]
+__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "P2P_MISMATCH", "deadlock", "find_missing"]
 
 DEADLOCK_CYCLE = "deadlock-cycle"
 MISSING_PARTICIPANT = "missing-participant"
@@ -29,29 +27,6 @@ _REMEDIES = {
     "ranks take, or make a group of those that do",
     P2P_MISMATCH: "match every receive with one send of its peer, with the same group, tag, type and size",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A rank that cannot continue: the call it is in, its group, and the ranks it waits for."""
-
-    rank: int
-    call: Call
-    group: str
-    missing: tuple[int, ...]
-    ended: tuple[int, ...] = ()
-    entry: int = -1
-
-    @property
-    def text(self) -> str:
-        """Say in words what it waits for."""
-        place = "" if self.call.peer >= 0 else f", call {self.call.seq} of {self.group}"
-        return f"for {name_ranks(self.missing)}{self._ended()} in {describe_call(self.call)}{place}"
-
-    def _ended(self) -> str:
-        if not self.ended:
-            return ""
-        return ", which has ended," if self.ended == self.missing else f" ({name_ranks(self.ended)} ended)"
 
 
 def deadlock(waits: Sequence[Waiting], table: CallTable | None = None) -> MeetingError:

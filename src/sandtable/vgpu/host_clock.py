@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["HostClock", "HostTime"]
+__all__ = ["HostTime", "HostWatch"]
 
 _LONG_SECONDS = 10.0
 """Sleeps from here on are cut short: shorter ones may be part of polling."""
@@ -27,7 +27,7 @@ class HostTime(NamedTuple):
     line: int = 0
 
 
-class HostClock:
+class HostWatch:
     """Measures this process, and shortens its sleeps; `place` returns the script's line."""
 
     def __init__(self, place: Callable[[], tuple[str, int]]) -> None:

@@ -13,8 +13,7 @@ from typing import TypeGuard
 
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.vgpu.call_logs import CallTable, describe_call
-from sandtable.vgpu.loop_state import LoaderState
-from sandtable.vgpu.protocol import Call
+from sandtable.vgpu.protocol import Call, LoaderState
 
 __all__ = ["EARLY_EXIT", "UNEQUAL_BATCHES", "StoppedRank", "explain_exit"]
 

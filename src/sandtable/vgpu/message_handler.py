@@ -9,7 +9,6 @@ from sandtable.vgpu.group_order import MadeGroup
 from sandtable.vgpu.host_clock import HostTime
 from sandtable.vgpu.imports import ImportedModule
 from sandtable.vgpu.key_value_store import KeyValueStore
-from sandtable.vgpu.loop_state import LoaderState
 from sandtable.vgpu.protocol import (
     Answer,
     Call,
@@ -19,6 +18,7 @@ from sandtable.vgpu.protocol import (
     GatherPosted,
     GroupsMade,
     ImportsLogged,
+    LoaderState,
     Message,
     NodeMemoryNamed,
     PeerMet,

@@ -24,6 +24,7 @@ __all__ = [
     "GatherPosted",
     "GroupsMade",
     "ImportsLogged",
+    "LoaderState",
     "Message",
     "NodeMemoryNamed",
     "PeerMet",
@@ -71,6 +72,15 @@ class Call(NamedTuple):
     root: int = -1
     reduce: str = ""
     splits: str = ""
+
+
+class LoaderState(NamedTuple):
+    """The last iteration over a data loader that began on this line: its batches so far, and whether it has ended."""
+
+    file: str
+    line: int
+    num_batches: int
+    is_exhausted: bool
 
 
 # ---- from a rank ----
