@@ -12,17 +12,19 @@ import numpy.typing as npt
 
 from sandtable.errors import MismatchError
 from sandtable.findings import Finding, name_ranks
-from sandtable.trace import format_ranks
+from sandtable.trace.summary import format_ranks
 from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
 from sandtable.vgpu.protocol import Call
 
-__all__ = ["CallLog", "CallTable", "MeetingError", "Party", "Waiting", "describe_call", "group_name"]
+__all__ = ["P2P_MISMATCH", "CallLog", "CallTable", "MeetingError", "Party", "Waiting", "describe_call", "group_name"]
 
 Ints = npt.NDArray[np.int64]
 
 _COLUMNS = 12
 """Numbers per row: see `take_notes` in csrc/nccl.h."""
 
+
+P2P_MISMATCH = "p2p-mismatch"
 
 Party = tuple[int, Call | None]
 """A rank, and the call it is in; None if its script has ended."""

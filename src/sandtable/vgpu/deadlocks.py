@@ -10,15 +10,14 @@ import numpy as np
 
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace.cycles import find_cycle
-from sandtable.vgpu.call_logs import CallTable, MeetingError, Waiting, describe_call, group_name
+from sandtable.vgpu.call_logs import P2P_MISMATCH, CallTable, MeetingError, Waiting, describe_call, group_name
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.mismatches import extra_calls
 
-__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "P2P_MISMATCH", "deadlock", "find_missing"]
+__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "deadlock", "find_missing"]
 
 DEADLOCK_CYCLE = "deadlock-cycle"
 MISSING_PARTICIPANT = "missing-participant"
-P2P_MISMATCH = "p2p-mismatch"
 
 _REMEDIES = {
     DEADLOCK_CYCLE: "have all ranks issue the calls of all groups in one order; exchange messages in one "

@@ -8,8 +8,7 @@ counterpart.
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.vgpu.call_logs import CallLog, CallTable, MeetingError, describe_call
-from sandtable.vgpu.deadlocks import P2P_MISMATCH
+from sandtable.vgpu.call_logs import P2P_MISMATCH, CallLog, CallTable, MeetingError, describe_call
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.protocol import Call
 

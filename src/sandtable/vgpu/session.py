@@ -20,9 +20,9 @@ from sandtable.errors import FindingError, LaunchError, MismatchError
 from sandtable.events import Listener, RankCaptured, RankStarted
 from sandtable.trace import RankRecords
 from sandtable.vgpu.broker import Broker
-from sandtable.vgpu.call_logs import MeetingError
+from sandtable.vgpu.call_logs import P2P_MISMATCH, MeetingError
 from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
-from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT, P2P_MISMATCH
+from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT
 from sandtable.vgpu.failures import died, is_missing_file, script_error
 from sandtable.vgpu.fork_protocol import RankExited, RankForked
 from sandtable.vgpu.group_order import GROUP_MISMATCH, find_group_mismatch
