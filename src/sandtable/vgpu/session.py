@@ -32,6 +32,7 @@ from sandtable.vgpu.loop_exits import StoppedRank, explain_exit
 from sandtable.vgpu.memory_meter import MemoryMeter
 from sandtable.vgpu.message_handler import MessageHandler
 from sandtable.vgpu.mismatches import COLLECTIVE_MISMATCH
+from sandtable.vgpu.named_ranks import named_ranks
 from sandtable.vgpu.processes import cpu_ticks, wants_core
 from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.rank_process import RankOutcome, RankProcess
@@ -179,6 +180,8 @@ class Session:
             if self._to_start:
                 continue
             next_plan = self._plan()
+            if next_plan.is_final and self._sample_named():
+                continue
             if next_plan.is_final:
                 error = self._find_group_mismatch() or self.broker.find_mismatch()
                 if error is not None:
@@ -278,6 +281,16 @@ class Session:
             shards=self._shards if any(outcome.has_flat_buffers for outcome in self.outcomes.values()) else None,
             chunked_dims={rank: outcome.chunked_dims for rank, outcome in self.outcomes.items()},
         )
+
+    def _sample_named(self) -> bool:
+        """Sample the ranks that the script names, if they have not run; return whether there are any."""
+        job = self._job
+        if job.ranks != "auto" or job.is_module or job.may_run_all:
+            return False
+        named = named_ranks(job.script, world_size=job.world_size, ranks_per_node=job.nproc_per_node)
+        samples = [rank for rank in named if rank not in self._known]
+        self._samples.extend(samples)
+        return bool(samples)
 
     def _follow(self, next_plan: CapturePlan) -> None:
         for rank in next_plan.primaries:
