@@ -209,7 +209,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         command=options.command,
         launcher_environment=environment,
         num_epochs=options.num_epochs,
-        follow_seconds=options.follow_seconds if cluster.num_nodes * ranks_per_node > 1 else 0.0,
+        follow_seconds=options.follow_seconds,
         runs_few=options.runs_few,
     )
 

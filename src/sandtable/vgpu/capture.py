@@ -234,6 +234,7 @@ class Capture:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _set_up_cards(self._core, settings)
         self._settings = settings
+        self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
 

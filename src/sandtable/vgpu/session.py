@@ -285,7 +285,7 @@ class Session:
     def _sample_named(self) -> bool:
         """Sample the ranks that the script names, if they have not run; return whether there are any."""
         job = self._job
-        if job.ranks != "auto" or job.is_module or job.may_run_all:
+        if job.ranks != "auto" or job.is_module or job.may_run_all or not job.limits.max_samples:
             return False
         named = named_ranks(job.script, world_size=job.world_size, ranks_per_node=job.nproc_per_node)
         samples = [rank for rank in named if rank not in self._known]
