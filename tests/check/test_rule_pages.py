@@ -57,8 +57,8 @@ def test_python_on_a_page_can_be_read() -> None:
 
 
 def test_an_unknown_rule_is_an_error_that_names_a_near_one() -> None:
-    assert explain("deadlock").rule == "deadlock"
-    with pytest.raises(LaunchError, match="did you mean deadlock"):
-        explain("dead-lock")
+    assert explain("deadlock-cycle").rule == "deadlock-cycle"
+    with pytest.raises(LaunchError, match="did you mean deadlock-cycle"):
+        explain("deadlockcycle")
     with pytest.raises(LaunchError, match="--rules"):
         explain("xyzzy")

@@ -90,7 +90,9 @@ def check_parity(
     parity, options = parity or ParityOptions(), options or LaunchOptions()
     machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster, nodes=nodes)
     arguments = merged_arguments(script_args, shlex.split(parity.shrink))
-    job = make_job(str(script), arguments, machines, parity.steps, replace(options, ranks="all", skip_steps=1))
+    job = make_job(
+        str(script), arguments, machines, parity.steps, replace(options, ranks="all", skip_steps=1, follow_seconds=0.0)
+    )
     with (
         nullcontext(options.launcher) if options.launcher is not None else open_launcher() as launcher,
         tempfile.TemporaryDirectory(prefix="sandtable-parity-") as directory,

@@ -238,8 +238,8 @@ class Job:
             without=self.without,
             costs=os.path.abspath(self.costs) if self.costs else "",
             observes=self.observes,
-            follow_seconds=self.follow_seconds,
-            num_epochs=self.num_epochs,
+            follow_seconds=self.follow_seconds if self.world_size > 1 else 0.0,
+            num_epochs=self.num_epochs if self.world_size > 1 else 0,
             values=self.values,
         )
 
