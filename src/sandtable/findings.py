@@ -6,12 +6,13 @@ and the remedy. Errors carry findings (see `errors.py`); a run that ends well ma
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-__all__ = ["Evidence", "Finding", "Severity", "name_ranks", "place_text"]
+__all__ = ["Evidence", "Finding", "Severity", "name_ranks", "place_text", "worst_first"]
 
 _MAX_EVIDENCE = 8
 _MAX_RANKS = 8
@@ -56,12 +57,29 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
 
+    def to_json(self) -> str:
+        """Return the finding as text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Finding:
+        """Invert `to_json`."""
+        fields = json.loads(text)
+        evidence = tuple(Evidence(**{**item, "ranks": tuple(item["ranks"])}) for item in fields.pop("evidence"))
+        ranks, severity = tuple(fields.pop("ranks")), Severity(fields.pop("severity"))
+        return cls(**fields, ranks=ranks, severity=severity, evidence=evidence)
+
     def __str__(self) -> str:
         lines = [f"{self.message}:" if self.evidence else self.message]
         lines += [f"  {evidence}" for evidence in self.evidence[:_MAX_EVIDENCE]]
         if len(self.evidence) > _MAX_EVIDENCE:
             lines.append(f"  and {len(self.evidence) - _MAX_EVIDENCE} more")
         return "\n".join([*lines, self.remedy] if self.remedy else lines)
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings by severity, otherwise in their order."""
+    return tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity)))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -158,6 +158,9 @@ class Capture:
     def become(self, settings: RankSettings) -> None:
         self._settings = dist.settings = settings
 
+    def observations(self) -> None:
+        """Return nothing: nothing is observed."""
+
     def copy_process(self) -> int:
         return os.fork()
 

@@ -13,7 +13,7 @@ from sandtable.launch.environment import (
     RankPlace,
     visible_gpus,
 )
-from sandtable.launch.notebook import cell_lines, is_notebook, read_notebook
+from sandtable.launch.notebook import cell_lines, is_notebook, notebook_of, read_notebook
 from sandtable.launch.own_ranks import NodeEnvironment, OwnEnvironment
 from sandtable.launch.plan import LaunchPlan, World
 from sandtable.launch.torchrun import OTHER_OPTIONS, TorchrunEnvironment, parse_nnodes, parse_nproc_per_node
@@ -32,6 +32,7 @@ __all__ = [
     "cell_lines",
     "is_launch_command",
     "is_notebook",
+    "notebook_of",
     "parse_command",
     "parse_nnodes",
     "parse_nproc_per_node",

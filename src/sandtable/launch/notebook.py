@@ -16,7 +16,7 @@ from typing import Any
 
 from sandtable.errors import LaunchError
 
-__all__ = ["Notebook", "NotebookCell", "SkippedLine", "cell_lines", "is_notebook", "read_notebook"]
+__all__ = ["Notebook", "NotebookCell", "SkippedLine", "cell_lines", "is_notebook", "notebook_of", "read_notebook"]
 
 _SUFFIX = ".ipynb"
 _CELL = re.compile(r"(.*\.ipynb) cell (\d+)")
@@ -83,6 +83,12 @@ def cell_lines(file: str) -> tuple[str, ...] | None:
         return read_notebook(match[1]).cells[int(match[2]) - 1].lines
     except (LaunchError, IndexError):
         return None
+
+
+def notebook_of(file: str) -> str | None:
+    """Return the notebook of the cell that goes by this file name; None if it is no cell."""
+    match = _CELL.fullmatch(file)
+    return None if match is None else match[1]
 
 
 def _content(script: str) -> dict[str, Any]:

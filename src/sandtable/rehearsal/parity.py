@@ -202,7 +202,7 @@ class _Runs:
         values = ValueSettings(directory=str(folder), guide=str(folder / "guide") if guide is not None else "")
         self._options.listen(Noticed(text=f"parity: running with {what}"))
         captured = self._launcher.capture(
-            replace(job, values=values, observes=False),
+            replace(job, values=values, observes=False, follow_seconds=0.0, num_epochs=0),
             listen=self._options.listen if guide is None and job.world_size > 1 else ignore,
         )
         if captured.error is not None:

@@ -9,14 +9,15 @@ from functools import cached_property
 from pathlib import Path
 
 from sandtable import cluster as clusters
-from sandtable.check import inspect
+from sandtable.check.inspect import ABOUT_FIGURES, RULES, inspect
+from sandtable.check.silencing import silence
 from sandtable.cluster import Cluster
 from sandtable.engine.compute.measured import MeasuredTable
 from sandtable.engine.simulate import simulate
 from sandtable.engine.timeline import Timeline
 from sandtable.engine.what_if import WhatIf
 from sandtable.errors import ClusterError, FindingError, ReportError, SandtableError, SimulationError
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Evidence, Finding, Severity, worst_first
 from sandtable.report.figures import SimulationEffort, summarise
 from sandtable.report.files import (
     SUMMARY,
@@ -41,6 +42,7 @@ class _Outcome:
     timeline: Timeline | None = None
     error: SandtableError | None = None
     findings: tuple[Finding, ...] = ()
+    silenced: tuple[Finding, ...] = ()
     effort: SimulationEffort = field(default_factory=SimulationEffort)
 
 
@@ -94,6 +96,11 @@ class Rehearsal:
         return self._outcome.findings
 
     @property
+    def silenced(self) -> tuple[Finding, ...]:
+        """Findings that a comment in the script or `UserInputs.ignored_rules` silences."""
+        return self._outcome.silenced
+
+    @property
     def has_time(self) -> bool:
         """Whether the time of a step is known."""
         return self.summary.timing is not None
@@ -124,6 +131,7 @@ class Rehearsal:
             changes=self.changes,
             effort=outcome.effort,
             findings=outcome.findings,
+            silenced=outcome.silenced,
         )
 
     def on(self, cluster: str | Path | Cluster, *, nodes: int | None = None) -> Rehearsal:
@@ -177,18 +185,30 @@ class Rehearsal:
     @cached_property
     def _outcome(self) -> _Outcome:
         if self._saved is not None:
-            return _Outcome(error=self._capture_error, findings=self._saved.findings)
+            saved = self._saved
+            return _Outcome(error=self._capture_error, findings=saved.findings, silenced=saved.silenced)
         outcome = _Outcome(error=self._capture_error)
         if self._capture_error is None and _is_complete(self.trace):
             try:
                 outcome = self._simulate()
             except SimulationError as stall:
                 outcome = _Outcome(error=stall)
-        if outcome.error is not None:
-            findings = outcome.error.findings if isinstance(outcome.error, FindingError) else ()
-            return replace(outcome, findings=findings)
-        findings = inspect(self.trace, outcome.timeline)
-        return replace(outcome, findings=findings, error=_error_of(findings) if outcome.timeline is None else None)
+        if outcome.error is None:
+            about_figures = inspect(self.trace, outcome.timeline, rules=ABOUT_FIGURES)
+            error = _error_of(about_figures) if outcome.timeline is None else None
+            outcome = replace(outcome, error=error, findings=about_figures)
+        elif isinstance(outcome.error, FindingError):
+            outcome = replace(outcome, findings=outcome.error.findings)
+        return self._with_mistakes(outcome) if self.inputs.checks else outcome
+
+    def _with_mistakes(self, outcome: _Outcome) -> _Outcome:
+        """Add what else is wrong with the run; what ended it cannot be silenced."""
+        ends = outcome.error.findings if isinstance(outcome.error, FindingError) else ()
+        known = {finding.rule for finding in ends}
+        others = [finding for finding in outcome.findings if finding.rule not in known]
+        mistakes = inspect(self.trace, outcome.timeline, rules=RULES.keys() - ABOUT_FIGURES - known)
+        kept, silenced = silence((*others, *mistakes), self.inputs.ignored_rules)
+        return replace(outcome, findings=worst_first((*ends, *kept)), silenced=silenced)
 
     def _simulate(self) -> _Outcome:
         wall, core = time.perf_counter(), time.process_time()
@@ -265,8 +285,12 @@ def _known_cluster(name: str, nodes: int, folder: Path) -> Cluster:
 
 
 def _saved_error(summary: Summary) -> SandtableError | None:
-    """Return what ended a saved run early."""
-    return _error_of(summary.findings) if summary.timing is None else None
+    """Return what ended a saved run early; a capture of some ranks has no step time either, but a note that says so."""
+    is_partial = any(
+        finding.rule == "ranks-not-captured" and finding.severity is Severity.NOTE
+        for finding in (*summary.findings, *summary.silenced)
+    )
+    return None if is_partial or summary.timing is not None else _error_of(summary.findings)
 
 
 def _error_of(findings: Sequence[Finding]) -> FindingError | None:

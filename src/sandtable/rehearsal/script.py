@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sandtable import cluster as clusters
+from sandtable.check.rule_pages import require_rule
 from sandtable.cluster import Cluster, Topology
 from sandtable.engine.what_if import WhatIf
 from sandtable.errors import LaunchError, SandtableError, WhatIfError
@@ -44,12 +45,17 @@ class LaunchOptions:
         share_imports: import the script's libraries once for all ranks after the first, where that is safe.
         without: packages that stay missing if they are not installed, though there is a replacement.
         costs: a file that describes kernels which cannot run here, with `sandtable.cost`.
+        checks: look for mistakes; without, less is recorded and only the figures are checked.
         command: the command line to note in the report.
         environment: what the launcher gives each rank; by default torchrun's variables.
         chakra: write Chakra execution traces, too.
         listen: receives every event (see `sandtable.events`).
         launcher: a running launcher; many rehearsals with one are cheaper.
         store: where to look for the capture first, and to keep it.
+        num_epochs: after the captured steps, follow the script without records until its data loaders have been read this
+            often, to see whether ranks still meet at the end of an epoch; by default for `follow_seconds`.
+        follow_seconds: how long to follow a script whose steps are quick; 0 to stop after the captured steps.
+        runs_few: with `ranks="auto"`, run every rank where there are at most 16 and that takes only seconds.
     """
 
     ranks_per_node: int | None = None
@@ -63,12 +69,16 @@ class LaunchOptions:
     share_imports: bool = True
     without: tuple[str, ...] = ()
     costs: str | Path = ""
+    checks: bool = True
     command: tuple[str, ...] = ()
     environment: LauncherEnvironment = field(default_factory=TorchrunEnvironment)
     chakra: bool = False
     listen: Listener = ignore
     launcher: Launcher | None = None
     store: CaptureStore | None = None
+    num_epochs: int = 0
+    follow_seconds: float = 5.0
+    runs_few: bool = True
 
 
 def rehearse(
@@ -98,7 +108,9 @@ def rehearse(
     _require_type(what_if, WhatIf | None, "what_if must be a WhatIf", "such as WhatIf(jitter=0.05)")
     _require_type(options, LaunchOptions | None, "options must be LaunchOptions", 'such as LaunchOptions(ranks="all")')
     options = options or LaunchOptions()
-    inputs = inputs or UserInputs()
+    inputs = replace(inputs or UserInputs(), checks=options.checks)
+    for rule in inputs.ignored_rules:
+        require_rule(rule)
     if isinstance(cluster, Cluster):
         machines = cluster if nodes is None else cluster.with_nodes(nodes)
     else:
@@ -193,8 +205,12 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         share_imports=options.share_imports,
         without=tuple(options.without),
         costs=str(options.costs),
+        observes=options.checks,
         command=options.command,
         launcher_environment=environment,
+        num_epochs=options.num_epochs,
+        follow_seconds=options.follow_seconds if cluster.num_nodes * ranks_per_node > 1 else 0.0,
+        runs_few=options.runs_few,
     )
 
 

@@ -10,7 +10,9 @@ from sandtable.report.files import (
     write_page,
     write_report,
 )
-from sandtable.report.outcome import print_failure, print_findings, print_outcome
+from sandtable.report.findings import print_findings, print_verdict
+from sandtable.report.outcome import print_failure, print_outcome
+from sandtable.report.sarif import write_sarif
 from sandtable.report.summary import Summary, Timing, UserInputs, load_summary, save_summary
 from sandtable.report.terminal import print_summary
 
@@ -27,10 +29,12 @@ __all__ = [
     "print_findings",
     "print_outcome",
     "print_summary",
+    "print_verdict",
     "require_writable",
     "save_summary",
     "summarise",
     "write_comparison",
     "write_page",
     "write_report",
+    "write_sarif",
 ]

@@ -51,6 +51,7 @@ def summarise(
     changes: WhatIf | None = None,
     effort: SimulationEffort | None = None,
     findings: Sequence[Finding] = (),
+    silenced: Sequence[Finding] = (),
 ) -> Summary:
     """Return the figures of a run on `cluster`; those of `Summary.timing` only if it has a timeline."""
     inputs, effort = inputs or UserInputs(), effort or SimulationEffort()
@@ -74,6 +75,7 @@ def summarise(
         inputs=inputs,
         what_if=changes or WhatIf(),
         findings=tuple(findings),
+        silenced=tuple(silenced),
         progress=progress_of(trace),
     )
 

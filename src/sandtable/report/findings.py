@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -9,17 +10,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sandtable.findings import Evidence, Finding, Severity, name_ranks, place_text
+from sandtable.findings import Evidence, Finding, Severity, name_ranks, place_text, worst_first
 from sandtable.report.source_lines import shorten_path
+from sandtable.report.summary import Summary
 from sandtable.trace import ClassSummary, RankProgress
 from sandtable.units import format_count
 
-__all__ = ["print_findings", "print_progress"]
+__all__ = ["print_findings", "print_progress", "print_verdict", "verdict_of"]
 
 _MAX_EVIDENCE = 6
 _MAX_ROWS = 20
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold blue"}
-_ORDER = tuple(Severity)
 _STOP_REASONS = {
     "": "end of the script",
     "script ended": "end of the script",
@@ -31,7 +32,7 @@ _STOP_REASONS = {
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
     """Print what is wrong, worst first: severity, rule, message, evidence with script lines, remedy."""
-    for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity)):
+    for finding in worst_first(findings):
         head = Text.assemble(
             "\n",
             (finding.severity.value, _STYLES[finding.severity]),
@@ -48,6 +49,34 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
                 Padding(Text.assemble(("remedy ", "green"), finding.remedy), (0, 0, 0, 2), expand=False),
                 highlight=False,
             )
+
+
+def print_verdict(run: Summary, console: Console) -> None:
+    """Print on one line how many mistakes were found, and in what."""
+    worst = next(iter(worst_first(run.findings)), None)
+    style = "bold green" if worst is None or worst.severity is Severity.NOTE else _STYLES[worst.severity]
+    console.print(Text.assemble("\n", (verdict_of(run), style)), highlight=False, soft_wrap=True)
+
+
+def verdict_of(run: Summary) -> str:
+    """Return how many mistakes were found, and in what: `2 errors, 1 warning in 3 steps of 8 ranks`."""
+    counts = Counter(finding.severity for finding in run.findings)
+    named = [_count(counts[severity], severity.value) for severity in Severity if counts[severity]]
+    has_mistakes = counts[Severity.ERROR] + counts[Severity.WARNING] > 0
+    checked = f"{_count(run.capture.num_steps, 'step')} of {_count(run.world_size, 'rank')}"
+    num_captured = len(run.capture.captured_ranks)
+    if num_captured < run.world_size:
+        checked += f", of which {num_captured:,} ran"
+    words = [f"{', '.join(named) if has_mistakes else 'no mistakes found'} in {checked}"]
+    if named and not has_mistakes:
+        words.append(_count(counts[Severity.NOTE], "note"))
+    if run.silenced:
+        words.append(f"{len(run.silenced)} silenced")
+    return "; ".join(words)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def print_progress(progress: Sequence[RankProgress], classes: Sequence[ClassSummary], console: Console) -> None:

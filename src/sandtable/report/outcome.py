@@ -17,7 +17,7 @@ from sandtable.report.times import PARTS, Parts, RankTimes
 from sandtable.trace import NoteSummary
 from sandtable.units import format_bytes, format_count, format_flops, format_seconds
 
-__all__ = ["print_failure", "print_findings", "print_outcome"]
+__all__ = ["print_failure", "print_outcome"]
 
 _BAR_WIDTH = 60
 _MAX_CLASSES = 3

@@ -48,13 +48,17 @@ FILE_NAME = "summary.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserInputs:
-    """What only the user knows: the size of a step, the price, and the cluster as named."""
+    """What only the user knows: the size of a step, the price, the cluster as named, and what to check."""
 
     tokens_per_step: int | None = None
     samples_per_step: int | None = None
     usd_per_gpu_hour: float | None = None
     cluster: str = ""
     """The name or file given as `--cluster`; may be left out."""
+    ignored_rules: tuple[str, ...] = ()
+    """Rules whose findings are silenced."""
+    checks: bool = True
+    """Whether the rules look for mistakes; without, findings are only those that the figures depend on."""
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "samples_per_step", "usd_per_gpu_hour"):
@@ -202,6 +206,8 @@ class Summary:
     inputs: UserInputs = UserInputs()
     what_if: WhatIf = field(default_factory=WhatIf)
     findings: tuple[Finding, ...] = ()
+    silenced: tuple[Finding, ...] = ()
+    """Findings that a comment in the script or `inputs.ignored_rules` silences."""
     progress: tuple[RankProgress, ...] = ()
 
     @property
@@ -281,6 +287,7 @@ _JSON_KEYS = (
     "inputs",
     "what_if",
     "findings",
+    "silenced",
     "progress",
     "effort",
     "capture",

@@ -20,11 +20,12 @@ from sandtable.trace.kinds import (
 )
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.observations import (
-    CallIdentity,
     Draw,
     EventKind,
+    GradientScale,
     HeldParameters,
     HostCopy,
+    LostGather,
     Observations,
     Race,
     RaceKind,
@@ -32,8 +33,18 @@ from sandtable.trace.observations import (
     Snapshot,
     WatchedParameter,
 )
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec
 from sandtable.trace.summary import (
     CaptureSummary,
@@ -56,24 +67,33 @@ __all__ = [
     "ROOTED_OPS",
     "SKIPPED_UPDATES",
     "TO_THE_END",
+    "CacheFlush",
     "CallIdentity",
     "Calls",
     "CaptureSummary",
+    "CheckpointRead",
     "ClassSummary",
     "Collective",
+    "DeviceUse",
     "Draw",
     "EventKind",
     "FlatBuffer",
+    "GradientScale",
     "Group",
     "GroupTable",
     "HeldParameters",
     "HostCopy",
+    "HostRead",
+    "InputWait",
     "Kind",
     "Line",
+    "LostGather",
+    "MemoryMark",
     "MemoryPeaks",
     "Note",
     "NoteSummary",
     "Observations",
+    "ObservedCalls",
     "Operator",
     "Phase",
     "Race",
@@ -92,6 +112,7 @@ __all__ = [
     "Splits",
     "SyncKind",
     "SyncPoint",
+    "TensorHolder",
     "TensorSpec",
     "Trace",
     "Traffic",

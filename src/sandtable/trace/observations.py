@@ -2,8 +2,8 @@
 
 Records say what the card does. Mistakes are often elsewhere: which parameters an optimizer holds, which samples a rank
 read, whether gradients were clipped before they were unscaled. So a capture also notes what the script asked of torch,
-in order, and of tensors their *identities*: two tensors of equal identity hold the same numbers, on whichever ranks they
-are, because they were computed in the same way from the same numbers. Identity 0 means that nothing is known.
+in order, and of tensors their *identities*: two tensors of equal identity hold the same numbers, on whichever ranks
+they are, because they were computed in the same way from the same numbers. Identity 0 means that nothing is known.
 
 `row` puts an observation between the records of its rank as they were written: of two observations, the one with the
 smaller row came first.
@@ -12,21 +12,32 @@ smaller row came first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
+from sandtable.trace.resources import (
+    CacheFlush,
+    CheckpointRead,
+    DeviceUse,
+    HostRead,
+    InputWait,
+    MemoryMark,
+    TensorHolder,
+)
 
 __all__ = [
-    "CallIdentity",
     "Draw",
     "EventKind",
+    "GradientScale",
     "HeldParameters",
     "HostCopy",
+    "LostGather",
     "Observations",
     "Race",
     "RaceKind",
@@ -34,6 +45,8 @@ __all__ = [
     "Snapshot",
     "WatchedParameter",
 ]
+
+_NOWHERE = Line()
 
 
 class EventKind(StrEnum):
@@ -55,15 +68,29 @@ class EventKind(StrEnum):
     """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
     FORWARD = "forward"
     """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
+    WRAPPER_BACKWARD = "wrapper backward"
+    """A backward pass begins, told of each wrapper: whether it has seen the forward pass, and whether the pass wrote
+    gradients of its module."""
+    REPLACED = "replaced"
+    """A model may get new parameters after an optimizer was made; `how` says by what."""
+    MOVED = "moved"
+    """A wrapper, or the module inside one, is moved or converted."""
     NO_SYNC = "no sync"
     NO_SYNC_END = "no sync end"
     LOADER = "loader"
     """An iteration over a data loader begins; its facts are the loader's settings."""
     LOADER_END = "loader end"
+    SAMPLER = "sampler"
+    """An iteration over a sampler of torch that shards begins."""
     SET_EPOCH = "set epoch"
+    READ = "read"
+    """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
+    WRITE = "write"
     SAVE = "save"
     LOAD = "load"
     SET_DEVICE = "set device"
+    UNUSED_PARAMETERS = "unused parameters"
+    """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +99,7 @@ class ScriptEvent:
 
     kind: EventKind
     row: int
-    place: Line = Line()
+    place: Line
     subject: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -92,6 +119,10 @@ class WatchedParameter:
     is_sharded: bool
     """Whether ranks hold parts of it (DTensor, FSDP, ZeRO-3), so that theirs differ."""
     is_buffer: bool = False
+    place: Line = _NOWHERE
+    """Where its memory was asked for."""
+    written: Line = _NOWHERE
+    """Where it was last written before the first update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +137,11 @@ class HeldParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Identities of all watched parameters (`of`: "parameters") or of their gradients ("gradients") at one moment."""
+    """Identities of all watched tensors at one moment.
+
+    `of` is "parameters" (at the start and right after each update), "before" (the same before each later update, and at
+    the end) or "gradients" (before each update).
+    """
 
     of: str
     row: int
@@ -114,6 +149,25 @@ class Snapshot:
     """How many updates had been made."""
     place: Line
     identities: tuple[int, ...]
+    """Equal ones are equal numbers."""
+    outlines: tuple[int, ...]
+    """Different ones are different numbers: as identities, but that results of groups of one size count as the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientScale:
+    """What became of the gradients of some parameters between their backward pass and an update."""
+
+    row: int
+    step: int
+    place: Line
+    parameters: tuple[int, ...]
+    factor: float
+    """The product of all numbers that they were multiplied by."""
+    groups: tuple[tuple[int, ...], ...]
+    """The ranks of each group over which they were summed."""
+    groups_again: tuple[tuple[int, ...], ...]
+    """Those over which they were summed once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +186,6 @@ class Draw:
 
     identity: int
     num_elements: int
-    place: Line
-    row: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIdentity:
-    """A collective on the card and the identity of what the rank put in."""
-
-    op: str
-    reduce: str
-    group: tuple[int, ...]
-    """The ranks of the group; empty for the world."""
-    number: int
-    """How many collectives of that group came before it."""
-    identity: int
-    num_bytes: int
-    phase: str
     place: Line
     row: int
 
@@ -179,6 +216,15 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostGather:
+    """Activations of all ranks, gathered at `gather` in a way that gradients do not pass, and multiplied at `place`."""
+
+    gather: Line
+    place: Line
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """All that was observed on one captured rank."""
 
@@ -187,10 +233,21 @@ class Observations:
     parameters: tuple[WatchedParameter, ...] = ()
     optimizers: tuple[HeldParameters, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
+    scales: tuple[GradientScale, ...] = ()
+    loss_factors: tuple[float, ...] = ()
+    """The numbers by which tensors of one element, such as losses, were multiplied or divided."""
     host_copies: tuple[HostCopy, ...] = ()
     draws: tuple[Draw, ...] = ()
-    calls: tuple[CallIdentity, ...] = ()
+    calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
+    device_uses: tuple[DeviceUse, ...] = ()
+    memory_marks: tuple[MemoryMark, ...] = ()
+    holders: tuple[TensorHolder, ...] = ()
+    host_reads: tuple[HostRead, ...] = ()
+    cache_flushes: tuple[CacheFlush, ...] = ()
+    checkpoint_reads: tuple[CheckpointRead, ...] = ()
+    input_waits: tuple[InputWait, ...] = ()
+    lost_gathers: tuple[LostGather, ...] = ()
 
     def of_kind(self, *kinds: EventKind) -> Iterator[ScriptEvent]:
         """Yield the events of these kinds, in order."""
@@ -199,11 +256,11 @@ class Observations:
     def to_json(self) -> dict[str, Any]:
         """Return the observations as lists for JSON; script lines are stored once."""
         lines: dict[Line, int] = {}
-        document: dict[str, Any] = {"rank": self.rank}
-        for name in _ROWS:
-            document[name] = [
-                [_plain(getattr(row, item.name), lines) for item in fields(row)] for row in getattr(self, name)
-            ]
+        document: dict[str, Any] = {"rank": self.rank, "loss_factors": self.loss_factors}
+        for name, kind in _ROWS.items():
+            names = [item.name for item in fields(kind)]
+            document[name] = [[_plain(getattr(row, name), lines) for name in names] for row in getattr(self, name)]
+        document["calls"] = ObservedCalls.of(self.calls).to_json()
         document["lines"] = [(line.file, line.line, line.function) for line in lines]
         return document
 
@@ -211,16 +268,9 @@ class Observations:
     def from_json(cls, document: Mapping[str, Any]) -> Observations:
         """Invert `to_json`."""
         lines = [Line(*row) for row in document["lines"]]
-        rows = {
-            name: tuple(
-                kind(
-                    **{item.name: _rich(item.type, value, lines) for item, value in zip(fields(kind), row, strict=True)}
-                )
-                for row in document[name]
-            )
-            for name, kind in _ROWS.items()
-        }
-        return cls(rank=document["rank"], **rows)
+        rows = {name: _rows(kind, document[name], lines) for name, kind in _ROWS.items()}
+        calls = ObservedCalls.from_json(document["calls"])
+        return cls(rank=document["rank"], loss_factors=tuple(document["loss_factors"]), calls=calls, **rows)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the file that a captured rank leaves for the launcher."""
@@ -237,10 +287,18 @@ _ROWS: dict[str, Any] = {
     "parameters": WatchedParameter,
     "optimizers": HeldParameters,
     "snapshots": Snapshot,
+    "scales": GradientScale,
     "host_copies": HostCopy,
     "draws": Draw,
-    "calls": CallIdentity,
     "races": Race,
+    "device_uses": DeviceUse,
+    "memory_marks": MemoryMark,
+    "holders": TensorHolder,
+    "host_reads": HostRead,
+    "cache_flushes": CacheFlush,
+    "checkpoint_reads": CheckpointRead,
+    "input_waits": InputWait,
+    "lost_gathers": LostGather,
 }
 
 
@@ -248,13 +306,28 @@ def _plain(value: Any, lines: dict[Line, int]) -> Any:
     return lines.setdefault(value, len(lines)) if isinstance(value, Line) else value
 
 
+def _rows(kind: Any, rows: list[list[Any]], lines: list[Line]) -> tuple[Any, ...]:
+    names = [item.name for item in fields(kind)]
+    columns = [
+        [_rich(item.type, value, lines) for value in column]
+        for item, column in zip(fields(kind), zip(*rows, strict=True), strict=False)
+    ]
+    return tuple(kind(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
+
+
 def _rich(annotation: Any, value: Any, lines: list[Line]) -> Any:
     """Return the value of a field as its class has it; `annotation` is the text of the field's type."""
     match annotation:
+        case "int" | "str" | "bool" | "float":
+            return value
         case "Line":
             return lines[value]
         case "EventKind":
             return EventKind(value)
         case "RaceKind":
             return RaceKind(value)
-    return tuple(value) if isinstance(value, list) else value
+    return _frozen(value)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

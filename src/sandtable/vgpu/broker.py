@@ -16,19 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import MismatchError
+from sandtable.vgpu.call_logs import CallLog, CallTable, group_name
+from sandtable.vgpu.deadlocks import Waiting, deadlock, find_missing
 from sandtable.vgpu.group_registry import GroupRegistry
-from sandtable.vgpu.mismatches import (
-    CallLog,
-    Waiting,
-    agrees,
-    deadlock,
-    find_mismatch,
-    group_name,
-    mismatch,
-)
+from sandtable.vgpu.messages import find_message_mismatch, message_mismatch
+from sandtable.vgpu.mismatches import agrees, find_mismatch, mismatch
 from sandtable.vgpu.protocol import Answer, Call, GatherAnswered, GroupsMade, ReceiveAnswered, StopOrdered
 from sandtable.vgpu.sources import AS_CALLER, GroupSources, Source
-from sandtable.vgpu.stop import SCRIPT_ENDED
+from sandtable.vgpu.stop import FAILED, SCRIPT_ENDED
 
 __all__ = ["Broker", "Reply"]
 
@@ -132,7 +127,9 @@ class Broker:
         if first[0] != rank and not agrees(first[1], call):
             if ticket:
                 self._captured[rank].waits[ticket] = wait
-            raise mismatch(group_name(self._registry, entry), first, (rank, call))
+            raise self.find_mismatch() or mismatch(
+                group_name(self._registry, entry), [first, (rank, call)], entry=entry
+            )
         self._captured[rank].posts[call.group, call.seq] = payload, call
         if ticket:
             self._ask(wait)
@@ -149,7 +146,7 @@ class Broker:
             self._ask(_Wait(rank, ticket, self._registry.own(rank)[call.group], call, None, is_gather=False))
 
     def log(self, rank: int, texts: Iterable[str], rows: bytes) -> None:
-        """Log collectives that `rank` made, also those too large to be posted here."""
+        """Log calls that `rank` made, also those too large to be posted here."""
         self._captured[rank].log.add(texts, rows)
 
     def end(self, rank: int, reason: str) -> None:
@@ -193,11 +190,34 @@ class Broker:
             self._captured[wait.rank].heeds_stand_ins = False
         self._retry(pending)
         if not self._replies:
-            raise self.find_mismatch() or deadlock([self._describe(wait) for wait in self._pending()])
+            raise self._stuck(pending)
 
     def find_mismatch(self) -> MismatchError | None:
         """Return the first disagreement between the logs of captured ranks, large collectives included."""
-        return find_mismatch(self._registry, {rank: captured.log for rank, captured in self._captured.items()})
+        ended = {rank for rank, captured in self._captured.items() if captured.ended == SCRIPT_ENDED}
+        logs = self._logs()
+        return (
+            find_mismatch(self._registry, logs)
+            or find_message_mismatch(self._registry, logs, ended=ended)
+            or find_missing(self._registry, self.call_table().collectives(), ended=ended)
+        )
+
+    def waiting(self) -> list[Waiting]:
+        """Return what ranks wait for."""
+        return [self._describe(wait) for wait in self._pending()]
+
+    def call_table(self) -> CallTable:
+        """Return the calls of all captured ranks."""
+        return CallTable.of(self._registry, self._logs())
+
+    def _logs(self) -> dict[int, CallLog]:
+        return {rank: captured.log for rank, captured in self._captured.items()}
+
+    def _stuck(self, waits: Sequence[_Wait]) -> MismatchError:
+        """Return the error for ranks that wait in vain."""
+        return self.find_mismatch() or deadlock(
+            [self._describe(wait) for wait in waits], self.call_table().collectives()
+        )
 
     def stale(self) -> set[int]:
         """Return the primaries that got an answer from a stand-in that would be different now."""
@@ -299,7 +319,7 @@ class Broker:
         if sent is not None:
             payload, other = sent
             if speaker == peer and not agrees(_sized(other), _sized(call)):
-                raise mismatch(group_name(self._registry, wait.entry), (peer, other), (wait.rank, call))
+                raise message_mismatch((peer, other), (wait.rank, call))
             return ReceiveAnswered(wait.ticket, payload)
         if speaker != peer and captured.ended is not None:
             return ReceiveAnswered(wait.ticket, None)
@@ -328,12 +348,14 @@ class Broker:
 
     def _missing(self, wait: _Wait, captured: _CapturedRank, key: tuple[int, ...]) -> str | None:
         """Block the wait until `key` is posted; return the stop reason of a rank that was stopped."""
-        if captured.ended is None:
+        if captured.ended is None or captured.ended == FAILED:
             self._blocked.setdefault(key, []).append(wait)
             return None
         if captured.ended != SCRIPT_ENDED:
             return captured.ended
-        raise self.find_mismatch() or deadlock([self._describe(wait)])
+        raise self._stuck(
+            [wait, *(other for other in self._pending() if other is not wait and self._is_in_vain(other))]
+        )
 
     def _sources_of(self, entry: int) -> GroupSources:
         group_sources = self._sources.get(entry)
@@ -361,8 +383,15 @@ class Broker:
             rank=wait.rank,
             call=wait.call,
             group=group_name(self._registry, wait.entry),
+            entry=wait.entry,
             missing=tuple(missing),
             ended=tuple(rank for rank in missing if rank in self._captured and self._captured[rank].ended is not None),
+        )
+
+    def _is_in_vain(self, wait: _Wait) -> bool:
+        return any(
+            rank in self._captured and self._captured[rank].ended == SCRIPT_ENDED
+            for rank in self._missing_members(wait)
         )
 
     def _missing_members(self, wait: _Wait) -> Sequence[int]:

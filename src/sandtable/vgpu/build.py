@@ -38,6 +38,8 @@ _UNITS = {
         "real_values",
         "races",
         "identity",
+        "gradient_scale",
+        "gathers",
         "allocator",
         "device",
         "facts",

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -36,10 +37,12 @@ from sandtable.vgpu.cuda_api.graphs import follow_updates
 from sandtable.vgpu.extensions import follow_extensions
 from sandtable.vgpu.failures import library_prefixes, script_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
+from sandtable.vgpu.following import Follower
 from sandtable.vgpu.futures import follow_futures
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
+from sandtable.vgpu.loop_state import LoaderWatcher
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.observing import Observer, observe
 from sandtable.vgpu.ordering import in_order
@@ -129,6 +132,12 @@ class Capture:
         self._host_memory = host_memory
         self._observer = observer
         self._values = values
+        self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
+        self._loaders = LoaderWatcher()
+        self._loaders.install()
+        self._frozen: RankRecords | None = None
+        self._frozen_observations: Observations | None = None
+        steps.on_enough = self._follow
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -146,7 +155,7 @@ class Capture:
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
-        observer = observe(core) if settings.observes else None
+        observer = observe(core, groups.own) if settings.observes else None
         next_report = 0.0
 
         def end_step(number: int) -> None:
@@ -234,8 +243,40 @@ class Capture:
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
 
+    @property
+    def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """What is known of the data loaders of the script."""
+        return tuple(tuple(state) for state in self._loaders.states)
+
+    @property
+    def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
+        """The groups that `new_group` was called for."""
+        return tuple(self._groups.made)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all wanted steps were captured, and the script went on."""
+        return self._frozen is not None
+
+    def _follow(self, step_seconds: float) -> float:
+        """Keep the records as they are, and return until when the script may go on."""
+        if not self._follower.is_worthwhile(step_seconds):
+            return 0.0
+        self._frozen = self._build("steps")
+        self._frozen_observations = self._observed()
+        self._core.set_recording(False)
+        if self._observer is not None:
+            self._observer.follow()
+        self._loaders.max_epochs = self._follower.num_epochs
+        return self._follower.begin()
+
     def observations(self) -> Observations | None:
-        """Return what was observed, if anything was to be."""
+        """Return what was observed, if anything was to be; of events also those after the records."""
+        if self._observer is None or self._frozen_observations is None:
+            return self._observed()
+        return replace(self._frozen_observations, events=tuple(self._observer.log.events))
+
+    def _observed(self) -> Observations | None:
         if self._observer is None:
             return None
         core, calls = self._core, self._core.calls()
@@ -249,11 +290,14 @@ class Capture:
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
-        core = self._core
-        core.set_recording(False)
+        self._core.set_recording(False)
         if self._values is not None:
             self._values.finish(self._settings.rank, [group.ranks for group in self._groups.own])
         self._files.stop()
+        return self._build(stop_reason) if self._frozen is None else self._frozen
+
+    def _build(self, stop_reason: str) -> RankRecords:
+        core = self._core
         calls = core.calls()
         records, call_columns = in_order(_columns(core.records(), _RECORD_TYPES), _columns(calls, _CALL_TYPES))
         records = keep_steps(records, self._steps.decide())

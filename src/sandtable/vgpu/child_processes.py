@@ -146,7 +146,9 @@ class ChildProcesses:
                 f"starts {num_processes} processes, but is itself one of {self.task.settings.world_size} ranks",
                 file=file,
                 line=line,
-                remedy=f"if the script starts its ranks itself: sandtable run -- python {shlex.join(sys.argv)}",
+                remedy="remove the launch from the script and take RANK and LOCAL_RANK from the environment; or let "
+                f"the script start its ranks alone: sandtable run -- python {shlex.join(sys.argv)}",
+                rule="nested-launcher",
             )
         self._begin_launch(num_processes)
         try:

@@ -14,15 +14,20 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from sandtable.errors import ScriptError
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Evidence, Finding, Severity, name_ranks
 from sandtable.native import cache_directory
+from sandtable.trace import Kind, Phase, RankRecords
+from sandtable.vgpu.call_logs import describe_call
 from sandtable.vgpu.compatibility import torch_directory
+from sandtable.vgpu.deadlocks import Waiting
+from sandtable.vgpu.known_failures import known_failure, worker_failure
 from sandtable.vgpu.missing_modules import missing_module_remedy
 from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.stop import ProcessRejected
 from sandtable.vgpu.undescribed import description_remedy, undescribed_call
 
 __all__ = [
+    "at_moment",
     "died",
     "exit_code",
     "failure",
@@ -36,8 +41,12 @@ __all__ = [
 ]
 
 SCRIPT_ERROR = "script-error"
+RANK_RAISED = "rank-raised"
 OUT_OF_MEMORY = "out-of-memory"
-PROCESS_REJECTED = "process-rejected"
+_REJECTED = {
+    "process-rejected": "every process that uses the GPU must be a rank, but the script starts one that cannot be",
+    "nested-launcher": "ranks must be started once, by the launcher or by the script, but here both start some",
+}
 
 _HOLDERS = "Lines of the script that hold the most memory:"
 """Begins the list of lines in the message of the virtual GPU's OutOfMemoryError."""
@@ -53,6 +62,11 @@ _CRASH_REMEDY = (
     'write @sandtable.cost("package.function") in a file for --costs (docs/packages.md)'
 )
 
+_RAISED_REMEDY = (
+    "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by all_reduce "
+    "before any of them leaves"
+)
+_LOADER_FILES = os.path.join("torch", "utils", "data", "")
 _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"
 
 
@@ -63,7 +77,7 @@ def failure(error: BaseException) -> RankFailed:
     """Describe an exception that ended the script."""
     if isinstance(error, ProcessRejected):
         return RankFailed(
-            rule=PROCESS_REJECTED,
+            rule=error.rule,
             exit_code=1,
             traceback="",
             text=error.message,
@@ -71,16 +85,38 @@ def failure(error: BaseException) -> RankFailed:
             line=error.line,
             remedy=error.remedy,
         )
+    known = known_failure(error, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    in_worker = worker_failure(error)
+    words = _last_words(error) if in_worker is None else in_worker[0]
     file, line = _script_line(error)
+    if in_worker is not None:
+        file, line = next((place for place in reversed(in_worker[1]) if not is_library(place[0])), (file, line))
+    rule = known.rule if known is not None else SCRIPT_ERROR
     return RankFailed(
-        rule=OUT_OF_MEMORY if _is_out_of_memory(error) else SCRIPT_ERROR,
+        rule=OUT_OF_MEMORY if _is_out_of_memory(error) else rule,
         exit_code=exit_code(error),
         traceback=_clean_traceback(error),
-        text=f"raised {_last_words(error)}",
+        text=f"raised {words}" + (f" ({known.because})" if known is not None and known.because else ""),
         file=file,
         line=line,
-        remedy=missing_module_remedy(error) or description_remedy(str(error)),
+        remedy=known.remedy if known is not None else missing_module_remedy(error) or description_remedy(str(error)),
+        is_data=any(_LOADER_FILES in frame.tb_frame.f_code.co_filename for frame in _frames(error.__traceback__)),
     )
+
+
+def at_moment(failed: RankFailed, records: RankRecords) -> RankFailed:
+    """Add when in the course of training memory ran out: states come with the first update, growth with the steps."""
+    if failed.rule != OUT_OF_MEMORY:
+        return failed
+    if records.num_steps:
+        num_steps = "1 step" if records.num_steps == 1 else f"{records.num_steps} steps"
+        return failed._replace(moment=f" in step {records.num_steps + 1}, after {num_steps} that fit")
+    phases = records.records.phase[records.records.kind == Kind.OPERATOR]
+    if len(phases) and phases[-1] == Phase.OPTIMIZER:
+        return failed._replace(
+            moment=" when the optimizer made its states, after a forward and a backward pass that fit"
+        )
+    return failed
 
 
 def exit_code(error: BaseException) -> int:
@@ -245,14 +281,16 @@ def is_missing_file(failed: RankFailed) -> bool:
     return failed.text.startswith("raised FileNotFoundError")
 
 
-def script_error(rank: int, failed: RankFailed) -> ScriptError:
-    """Make the error, with its finding, of a failure on `rank`."""
+def script_error(rank: int, failed: RankFailed, waits: Sequence[Waiting] = ()) -> ScriptError:
+    """Make the error, with its finding, of a failure on `rank`, for which others may wait in vain."""
     is_out_of_memory = failed.rule == OUT_OF_MEMORY
+    if failed.rule == SCRIPT_ERROR and waits:
+        return _rank_raised(rank, failed, waits)
     if is_out_of_memory:
-        message = f"rank {rank} ran out of GPU memory"
+        message = f"rank {rank} ran out of GPU memory{failed.moment}"
         evidence = tuple(_memory_evidence(rank, failed))
-    elif failed.rule == PROCESS_REJECTED:
-        message = "every process that uses the GPU must be a rank, but the script starts one that cannot be"
+    elif failed.rule in _REJECTED:
+        message = _REJECTED[failed.rule]
         evidence = (Evidence(ranks=(rank,), text=failed.text, file=failed.file, line=failed.line),)
     else:
         message = f"the script failed on rank {rank} with exit code {failed.exit_code}"
@@ -265,6 +303,30 @@ def script_error(rank: int, failed: RankFailed) -> ScriptError:
         ranks=(rank,),
         evidence=evidence,
         remedy=_MEMORY_REMEDY if is_out_of_memory else failed.remedy,
+    )
+    return ScriptError(finding, failed.traceback, failed.exit_code)
+
+
+def _rank_raised(rank: int, failed: RankFailed, waits: Sequence[Waiting]) -> ScriptError:
+    """Make the error of a rank that failed where others, on which the script goes on, wait for it."""
+    places: dict[tuple[str, str, int], list[int]] = {}
+    for wait in waits:
+        call = wait.call
+        places.setdefault((describe_call(call), call.file, call.line), []).append(wait.rank)
+    waiting = [
+        Evidence(ranks=tuple(ranks), text=f"{'wait' if len(ranks) > 1 else 'waits'} in {text}", file=file, line=line)
+        for (text, file, line), ranks in places.items()
+    ]
+    others = tuple(sorted(wait.rank for wait in waits))
+    words = failed.text.partition("\n")[0]
+    finding = Finding(
+        rule=RANK_RAISED,
+        severity=Severity.ERROR,
+        message=f"the script failed on rank {rank} with exit code {failed.exit_code}, while {name_ranks(others)} "
+        f"{'wait' if len(others) > 1 else 'waits'} for it",
+        ranks=(rank, *others),
+        evidence=(Evidence(ranks=(rank,), text=words, file=failed.file, line=failed.line), *waiting),
+        remedy=failed.remedy or _RAISED_REMEDY,
     )
     return ScriptError(finding, failed.traceback, failed.exit_code)
 

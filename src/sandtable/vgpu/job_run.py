@@ -26,6 +26,9 @@ __all__ = ["FinishedSession", "run_job"]
 
 _MAX_ATTEMPTS = 3
 
+_FEW_SECONDS = 10.0
+"""All ranks run, if they are few, where that takes no longer than this."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FinishedSession:
@@ -67,7 +70,7 @@ def run_job(job: Job, client: ForkClient, listen: Listener, directory: Path) -> 
         shares_imports=job.may_share_imports,
     )
     if not job.starts_own_ranks:
-        return _run_sessions(job, client, listen, _tasks(job, directory))
+        return _run_ranks(job, client, listen, directory)
     spawned = SpawnedRanks(job, client, listen)
     printed = _PrintedLines(listen)
     try:
@@ -81,7 +84,22 @@ def run_job(job: Job, client: ForkClient, listen: Listener, directory: Path) -> 
         return run_job(_commanded(job, report), client, printed.once, directory)
     job = _relaunched(job, report)
     listen(Noticed(text=f"the script starts itself {job.nproc_per_node} times per node: these are the ranks"))
-    return _run_sessions(job, client, printed.once, _tasks(job, directory))
+    return _run_ranks(job, client, printed.once, directory)
+
+
+def _run_ranks(job: Job, client: ForkClient, listen: Listener, directory: Path) -> FinishedSession:
+    """Run the ranks that matter; or all of them, where a first look shows that this takes only seconds."""
+    if not job.may_run_all:
+        return _run_sessions(job, client, listen, _tasks(job, directory))
+    printed = _PrintedLines(listen)
+    look = replace(job, follow_seconds=0.0, num_epochs=0)
+    first = _run_sessions(look, client, printed, _tasks(look, directory))
+    seconds = max((records.core_seconds for records in first.records.values()), default=0.0)
+    if seconds * job.world_size / (os.cpu_count() or 1) > _FEW_SECONDS:
+        return first
+    first.session.forget_files()
+    whole = replace(job, ranks="all")
+    return _run_sessions(whole, client, printed.once, _tasks(whole, directory / "all"))
 
 
 def _run_own_ranks(job: Job, spawned: SpawnedRanks, listen: Listener, directory: Path) -> FinishedSession:
@@ -162,6 +180,7 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         session = Session(job, ranks, listen, task=task)
         error: FindingError | None = None
+        notes: tuple[Note, ...] = ()
         try:
             classes = session.run(primaries)
         except RanksLaunched as launched:
@@ -181,8 +200,11 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
                 names = ", ".join(map(str, sorted(primaries)))
                 listen(Noticed(text=f"starting again with ranks {names} together from the beginning"))
                 continue
-            error = failure
             classes = session.wind_down(failure)
+            error = session.explained(failure)
+            if session.is_followed:  # every step that was to be captured was: the figures stand
+                notes = tuple(Note(finding.rule, finding.to_json()) for finding in error.findings)
+                error = None
         finally:
             session.close()
             remove_node_memory(task(0).records_path)
@@ -193,7 +215,13 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
         paths = {rank: Path(observations_path(task(rank))) for rank in sorted(session.outcomes)}
         observations = {rank: Observations.load(path) for rank, path in paths.items() if path.exists()}
         return FinishedSession(
-            job=job, session=session, classes=classes, records=records, error=error, observations=observations
+            job=job,
+            session=session,
+            classes=classes,
+            records=records,
+            error=error,
+            observations=observations,
+            notes=notes,
         )
     raise AssertionError("the last attempt returns or raises")
 

@@ -5,8 +5,10 @@ from typing import Any
 
 from sandtable.events import Listener, RankStepped
 from sandtable.vgpu.broker import Broker
+from sandtable.vgpu.group_order import MadeGroup
 from sandtable.vgpu.imports import ImportedModule
 from sandtable.vgpu.key_value_store import KeyValueStore
+from sandtable.vgpu.loop_state import LoaderState
 from sandtable.vgpu.protocol import (
     Answer,
     Call,
@@ -163,6 +165,11 @@ class MessageHandler:
             num_steps=message.num_steps,
             has_flat_buffers=message.has_flat_buffers,
             chunked_dims=message.chunked_dims,
+            stack=message.stack,
+            loaders=tuple(LoaderState(*state) for state in message.loaders),
+            made_groups=tuple(MadeGroup(*group) for group in message.made_groups),
+            is_followed=message.is_followed,
+            has_ended=message.has_ended,
         )
 
     def _on_failed(self, process: RankProcess, message: RankFailed) -> None:

@@ -1,170 +1,184 @@
 """Mismatches: ranks whose collectives do not agree, as findings.
 
-Every rank leaves a log of its collectives (group, sequence number, operation, type, size, script line). Members of one
-group must have the same log for that group; where two first differ is where the script went wrong.
+Where the calls of two members of a group first differ in what they are, the calls cannot meet. The script often went
+wrong before: a call that only some ranks make is taken for the next call of the others, and as long as both are alike
+nothing is amiss. So the lines of the calls are aligned, and the first call without a counterpart is named.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.errors import MismatchError
-from sandtable.findings import Evidence, Finding, Severity, name_ranks
-from sandtable.trace import format_ranks
-from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.vgpu.call_logs import CallLog, CallTable, MeetingError, describe_call, group_name
+from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.protocol import Call
 
-__all__ = ["CallLog", "Waiting", "agrees", "deadlock", "find_mismatch", "mismatch"]
+__all__ = ["COLLECTIVE_MISMATCH", "agrees", "extra_calls", "find_mismatch", "mismatch", "sole_call"]
 
-_ORDER = "every rank of a group must make the same calls in the same order"
-_REMEDY = "make all ranks of the group reach the same call, with equal type and size"
+COLLECTIVE_MISMATCH = "collective-mismatch"
 
-Ints = npt.NDArray[np.int64]
+_REMEDY = (
+    "make all ranks of the group reach the same call, with equal type, size, operator and root: move it out of branches "
+    "that only some ranks take"
+)
+_ALIGNED = 400
+"""Calls that are aligned at most."""
 
+_MOST_SPLIT_CALLS = 4_000
 
-@dataclass(slots=True, eq=False)
-class CallLog:
-    """The collectives of one rank, in order, as rows of integers; texts are kept once."""
-
-    texts: list[str] = field(default_factory=list)
-    pieces: list[bytes] = field(default_factory=list)
-
-    def add(self, texts: Iterable[str], rows: bytes) -> None:
-        self.texts.extend(texts)
-        self.pieces.append(rows)
-
-    def rows(self) -> Ints:
-        """Return the columns group, seq, op, dtype, num_bytes, file, line."""
-        return np.frombuffer(b"".join(self.pieces), dtype=np.int64).reshape(-1, 7)
-
-    def call(self, row: Sequence[int]) -> Call:
-        group, seq, op, dtype, num_bytes, file, line = (int(value) for value in row)
-        texts = self.texts
-        return Call(
-            group=group,
-            seq=seq,
-            op=texts[op],
-            dtype=texts[dtype],
-            num_bytes=num_bytes,
-            file=texts[file],
-            line=line,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A rank that cannot continue: the call it is in, its group, and the ranks it waits for."""
-
-    rank: int
-    call: Call
-    group: str
-    missing: tuple[int, ...]
-    ended: tuple[int, ...] = ()
+Caller = tuple[int, Call]
+Bools = npt.NDArray[np.bool_]
 
 
 def agrees(one: Call, other: Call) -> bool:
     """Return whether two members' calls can be one collective."""
     sizes = {one.num_bytes, other.num_bytes} - {-1}
-    return one.op == other.op and one.dtype == other.dtype and len(sizes) <= 1
-
-
-def mismatch(group: str, first: tuple[int, Call], second: tuple[int, Call]) -> MismatchError:
-    """Return the error for two members of one group that make different calls at the same place."""
-    calls = (first, second)
-    return MismatchError(
-        Finding(
-            rule="collective-mismatch",
-            severity=Severity.ERROR,
-            message=f"{_ORDER}, but call {first[1].seq} of {group} differs",
-            ranks=tuple(rank for rank, _ in calls),
-            evidence=tuple(
-                Evidence(ranks=(rank,), text=f"calls {_describe(call)}", file=call.file, line=call.line)
-                for rank, call in calls
-            ),
-            remedy=_REMEDY,
-        )
+    return (
+        one.op == other.op
+        and one.dtype == other.dtype
+        and len(sizes) <= 1
+        and one.root == other.root
+        and one.reduce == other.reduce
     )
 
 
-def deadlock(waits: Sequence[Waiting]) -> MismatchError:
-    """Return the error for ranks that wait forever for each other, or for ranks that have ended."""
-    ranks_of: dict[tuple[str, str, int], list[int]] = {}
-    for wait in waits:
-        call = wait.call
-        text = f"for {name_ranks(wait.missing)}{_ended(wait)} in {_describe(call)}, call {call.seq} of {wait.group}"
-        ranks_of.setdefault((text, call.file, call.line), []).append(wait.rank)
-    evidence = tuple(
-        Evidence(ranks=tuple(ranks), text=f"{'wait' if len(ranks) > 1 else 'waits'} {text}", file=file, line=line)
-        for (text, file, line), ranks in ranks_of.items()
-    )
-    return MismatchError(
-        Finding(
-            rule="deadlock",
-            severity=Severity.ERROR,
-            message=f"{_ORDER}, but no rank can go on",
-            ranks=tuple(wait.rank for wait in waits),
-            evidence=evidence,
-            remedy=_REMEDY,
-        )
-    )
+def mismatch(group: str, parties: Sequence[Caller], *, entry: int = 0, before: Sequence[Evidence] = ()) -> MeetingError:
+    """Return the error for members of one group, `entry` of the registry, that make different calls at the same place.
 
-
-def find_mismatch(registry: GroupRegistry, logs: Mapping[int, CallLog]) -> MismatchError | None:
-    """Return the first place, in the order of a rank's own calls, where two captured members of a group disagree."""
-    texts: dict[str, int] = {}
-    tables = [_rows_of(rank, log, registry, texts) for rank, log in sorted(logs.items()) if log.pieces]
-    if len(tables) < 2:
-        return None
-    rows = np.concatenate(tables)
-    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
-    same = (rows[1:, :2] == rows[:-1, :2]).all(axis=1)
-    sized = (rows[1:, 5] >= 0) & (rows[:-1, 5] >= 0)
-    differs = (rows[1:, 3:5] != rows[:-1, 3:5]).any(axis=1) | (sized & (rows[1:, 5] != rows[:-1, 5]))
-    differing = np.flatnonzero(same & differs)
-    if not len(differing):
-        return None
-    at = int(differing[np.argmin(rows[differing, 6])])
-    pair = [(int(row[2]), logs[int(row[2])].call(logs[int(row[2])].rows()[int(row[6])])) for row in rows[at : at + 2]]
-    return mismatch(group_name(registry, int(rows[at, 0])), pair[0], pair[1])
-
-
-def group_name(registry: GroupRegistry, entry: int) -> str:
-    """Name a group in words: by the script's own name for it, else by its ranks."""
-    members, name = registry.members[entry], registry.names[entry]
-    if entry == 0:
-        return f"the world group ({len(members)} ranks)"
-    if name == UNNAMED_GROUP:
-        return f"the group of ranks {format_ranks(tuple(members.tolist()))}"
-    return f"group '{name}' ({len(members)} ranks)"
-
-
-def _rows_of(rank: int, log: CallLog, registry: GroupRegistry, texts: dict[str, int]) -> Ints:
-    """Return the columns entry, seq, rank, op, dtype, num_bytes, row, with texts numbered alike for all ranks."""
-    rows = log.rows()
-    numbers = np.array([texts.setdefault(text, len(texts)) for text in log.texts], dtype=np.int64)
-    entries = np.array(registry.own(rank), dtype=np.int64)
-    columns = [
-        entries[rows[:, 0]],
-        rows[:, 1],
-        np.full(len(rows), rank, dtype=np.int64),
-        numbers[rows[:, 2]],
-        numbers[rows[:, 3]],
-        rows[:, 4],
-        np.arange(len(rows), dtype=np.int64),
+    `before` is what was seen on the way there.
+    """
+    calls: dict[tuple[str, str, int], list[int]] = {}
+    texts = _distinguishing([call for _, call in parties])
+    for (rank, call), text in zip(parties, texts, strict=True):
+        calls.setdefault((text, call.file, call.line), []).append(rank)
+    evidence = [
+        Evidence(ranks=tuple(ranks), text=f"{'calls' if len(ranks) == 1 else 'call'} {text}", file=file, line=line)
+        for (text, file, line), ranks in calls.items()
     ]
-    return np.stack(columns, axis=1)
+    return MeetingError(
+        Finding(
+            rule=COLLECTIVE_MISMATCH,
+            severity=Severity.ERROR,
+            message="every rank of a group must make the same calls in the same order, but call "
+            f"{parties[0][1].seq} of {group} differs",
+            ranks=tuple(sorted(rank for rank, _ in parties)),
+            evidence=(*before, *evidence),
+            remedy=_REMEDY,
+        ),
+        entry,
+        parties,
+    )
 
 
-def _describe(call: Call) -> str:
-    size = f" of {call.num_bytes:,} byte{'s' * (call.num_bytes > 1)}" if call.num_bytes > 0 else ""
-    dtype = f" {call.dtype}" if size and call.dtype else ""
-    peer = f" with rank {call.peer}" if call.peer >= 0 else ""
-    return f"{call.op}{size}{dtype}{peer}"
+def find_mismatch(registry: GroupRegistry, logs: Mapping[int, CallLog]) -> MeetingError | None:
+    """Return the first place, in the order of a rank's own calls, where captured members of a group disagree."""
+    table = CallTable.of(registry, logs).collectives()
+    if len(table.rows) < 2:
+        return None
+    rows = table.rows
+    same = (table.entry[1:] == table.entry[:-1]) & (rows[1:, 1] == rows[:-1, 1])
+    sized = (rows[1:, 4] >= 0) & (rows[:-1, 4] >= 0)
+    differs = (rows[1:, [2, 3, 9, 10]] != rows[:-1, [2, 3, 9, 10]]).any(axis=1)
+    differs |= sized & (rows[1:, 4] != rows[:-1, 4])
+    differing = np.flatnonzero(same & differs).tolist() + list(_unfit_splits(registry, table))
+    if not differing:
+        return None
+    at = min(differing, key=lambda index: int(table.row[index]))
+    entry, seq = int(table.entry[at]), int(rows[at, 1])
+    parties = list(table.meeting(entry, seq))
+    return mismatch(group_name(registry, entry), parties, entry=entry, before=extra_calls(table, entry, parties))
 
 
-def _ended(wait: Waiting) -> str:
-    if not wait.ended:
-        return ""
-    return ", which has ended," if wait.ended == wait.missing else f" ({name_ranks(wait.ended)} ended)"
+def extra_calls(table: CallTable, entry: int, parties: Sequence[Caller]) -> tuple[Evidence, ...]:
+    """Return the first call of one party, before those that do not meet, that has no counterpart on the other."""
+    one, other = parties[0], _unlike(parties)
+    if other is None:
+        return ()
+    mine, theirs = (
+        [call for call in table.of_rank(rank, entry) if call.seq <= limit.seq] for rank, limit in (one, other)
+    )
+    found = sole_call(mine, theirs)
+    if found is None or found[1].seq >= one[1].seq:
+        return ()
+    is_mine, call = found
+    (rank, _), (absent, _) = (one, other) if is_mine else (other, one)
+    text = f"calls {describe_call(call)}, call {call.seq} of the group, which rank {absent} does not make"
+    return (Evidence(ranks=(rank,), text=text, file=call.file, line=call.line),)
+
+
+def sole_call(mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[bool, Call] | None:
+    """Return the first call that only one of two ranks makes, and whether it is `mine`, aligning them by their lines.
+
+    Where each makes as many calls as the other on lines of its own, these are counterparts: one that sends and one that
+    receives.
+    """
+    first = next((k for k, (a, b) in enumerate(zip(mine, theirs, strict=False)) if _place(a) != _place(b)), None)
+    start = min(len(mine), len(theirs)) if first is None else first
+    mine, theirs = mine[start : start + _ALIGNED], theirs[start : start + _ALIGNED]
+    matcher = SequenceMatcher(None, [_place(call) for call in mine], [_place(call) for call in theirs], autojunk=False)
+    for tag, a, a_end, b, b_end in matcher.get_opcodes():
+        if tag != "equal" and a_end - a != b_end - b:
+            shared = min(a_end - a, b_end - b)
+            return (True, mine[a + shared]) if a_end - a > shared else (False, theirs[b + shared])
+    return None
+
+
+def _place(call: Call) -> tuple[str, str, int]:
+    return call.op, call.file, call.line
+
+
+def _unlike(parties: Sequence[Caller]) -> Caller | None:
+    """Return the first party whose call is not that of the first one, or stands on another line."""
+    first = parties[0][1]
+    unlike = [party for party in parties if not agrees(first, party[1])]
+    return next((party for party in unlike if _place(party[1]) != _place(first)), unlike[0] if unlike else None)
+
+
+def _distinguishing(calls: Sequence[Call]) -> list[str]:
+    """Describe each call, and of root, reduce operator and splits what differs."""
+    texts = [describe_call(call) for call in calls]
+    if len({call.root for call in calls}) > 1:
+        texts = [f"{text} from member {call.root}" if call.root >= 0 else text for text, call in _pairs(texts, calls)]
+    if len({call.reduce for call in calls}) > 1:
+        texts = [f"{text} with {call.reduce.upper()}" if call.reduce else text for text, call in _pairs(texts, calls)]
+    if any(call.splits for call in calls):
+        texts = [
+            f"{text} giving {call.splits.replace('>', ' and taking ')} rows" if call.splits else text
+            for text, call in _pairs(texts, calls)
+        ]
+    return texts
+
+
+def _pairs(texts: Sequence[str], calls: Sequence[Call]) -> Iterator[tuple[str, Call]]:
+    return zip(texts, calls, strict=True)
+
+
+def _unfit_splits(registry: GroupRegistry, table: CallTable) -> Iterator[int]:
+    """Yield the first call in which a member gives another number of rows than the other takes."""
+    empty = table.texts.index("") if "" in table.texts else -1
+    split = np.flatnonzero(table.rows[:, 11] != empty)[:_MOST_SPLIT_CALLS].tolist()
+    calls: dict[tuple[int, int], dict[int, int]] = {}
+    for index in split:
+        calls.setdefault((int(table.entry[index]), int(table.rows[index, 1])), {})[int(table.rank[index])] = index
+    lists = {text: _split_lists(text) for text in {table.texts[int(table.rows[index, 11])] for index in split}}
+    unfit = []
+    for (entry, _), index_of in calls.items():
+        place = {rank: registry.position(entry, rank) for rank in index_of}
+        rows = {rank: lists[table.texts[int(table.rows[index, 11])]] for rank, index in index_of.items()}
+        if any(_is_unfit(rows[a][0], place[b], rows[b][1], place[a]) for a in rows for b in rows):
+            unfit.append(min(index_of.values(), key=lambda index: int(table.row[index])))
+    yield from sorted(unfit, key=lambda index: int(table.row[index]))[:1]
+
+
+def _split_lists(text: str) -> tuple[list[int], list[int]]:
+    given, _, got = text.partition(">")
+    return [int(part) for part in given.split(",") if part], [int(part) for part in got.split(",") if part]
+
+
+def _is_unfit(given: Sequence[int], to: int | None, got: Sequence[int], by: int | None) -> bool:
+    if to is None or by is None or to >= len(given) or by >= len(got):
+        return False
+    return given[to] != got[by]

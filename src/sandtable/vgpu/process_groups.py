@@ -24,6 +24,9 @@ __all__ = ["GroupAnnouncer"]
 _STORE_PATIENCE = timedelta(seconds=5)
 """How long a rank waits for a key that only another rank could set: the rendezvous store holds its own keys only."""
 
+_MOST_NOTED = 20_000
+"""Members of groups, in all, up to which groups are noted in order."""
+
 
 def _store_of(arguments: Sequence[Any]) -> Any:
     """Find the store among the arguments of torch's own function."""
@@ -56,6 +59,9 @@ class GroupAnnouncer:
         self.before_world: Callable[[int, int], None] = lambda rank, world_size: None
         """Called with this rank and the world size, as the script gives them, before the world is made."""
         self.own: list[Group] = []
+        self.made: list[tuple[tuple[int, ...], str, int]] = []
+        """Groups of `new_group` with the script lines, as far as all ranks must make them alike; not of huge worlds."""
+        self._num_noted = 0
 
     def become(self, *, rank: int, world_size: int) -> None:
         """Announce groups as this rank, before the first one."""
@@ -128,6 +134,9 @@ class GroupAnnouncer:
 
         @functools.wraps(original)
         def new_group(ranks: Any = None, *rest: Any, **options: Any) -> Any:
+            is_local = rest[3] if len(rest) > 3 else options.get("use_local_synchronization")
+            if not is_local:
+                self._note_made(range(self.world_size) if ranks is None else ranks)
             is_own = ranks is None or self.rank in ranks
             if is_own or len(rest) > 3 or options.get("use_local_synchronization") or not c10d.is_initialized():
                 return original(ranks, *rest, **options)
@@ -143,3 +152,9 @@ class GroupAnnouncer:
             return other
 
         return new_group
+
+    def _note_made(self, ranks: Sequence[int]) -> None:
+        self._num_noted += len(ranks)
+        if self._num_noted <= _MOST_NOTED:
+            file, line, _ = self._core.current_place()
+            self.made.append((tuple(sorted(int(rank) for rank in ranks)), file, line))

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 CallTuple = tuple[int, int, str, str, int, str, int, int, int]
-"""A `Call` as the C++ core builds it and as it is sent: its fields, in their order."""
+"""A `Call` as the C++ core builds it and as it is sent: its first fields, in their order."""
 
 
 class Call(NamedTuple):
@@ -55,7 +55,8 @@ class Call(NamedTuple):
 
     `group` is the place in the rank's own list of groups. `seq` counts collectives per group, and point-to-point calls
     per group, peer, direction and tag. `num_bytes` is -1 where members may differ (uneven splits). `peer` is the other
-    global rank of a point-to-point call, else -1.
+    global rank of a point-to-point call, else -1. Root (a place in the group), reduce operator and splits are known of
+    logged calls only.
     """
 
     group: int
@@ -67,6 +68,9 @@ class Call(NamedTuple):
     line: int = 0
     peer: int = -1
     tag: int = 0
+    root: int = -1
+    reduce: str = ""
+    splits: str = ""
 
 
 # ---- from a rank ----
@@ -101,7 +105,7 @@ class ThreadWaiting(NamedTuple):
 
 
 class CallsLogged(NamedTuple):
-    """Collectives the rank made: new texts, and rows of 7 int64 (see `CallLog.rows`) that refer to them by number."""
+    """Calls the rank made: new texts, and rows of int64 (see `take_notes` in csrc/nccl.h) that refer to them by number."""
 
     texts: Sequence[str]
     rows: bytes
@@ -198,7 +202,12 @@ class FilesRemoved(NamedTuple):
 
 
 class RankSaved(NamedTuple):
-    """The rank has saved its records and ends."""
+    """The rank has saved its records and ends.
+
+    `stack` are the script's lines where it was stopped, `loaders` what is known of its data loaders (`loop_state.py`), and
+    `made_groups` the groups it saw made by `new_group` (`group_order.py`). It may have been followed after the records
+    ended, to the end of the script if it `has_ended`.
+    """
 
     stop_reason: str
     digest: str
@@ -206,10 +215,18 @@ class RankSaved(NamedTuple):
     private_bytes: int
     has_flat_buffers: bool = False
     chunked_dims: tuple[tuple[int, int], ...] = ()
+    stack: tuple[tuple[str, int], ...] = ()
+    loaders: tuple[tuple[str, int, int, bool], ...] = ()
+    made_groups: tuple[tuple[tuple[int, ...], str, int], ...] = ()
+    is_followed: bool = False
+    has_ended: bool = False
 
 
 class RankFailed(NamedTuple):
-    """The script failed on the rank: `rule` of the finding, the exception's last line, the script line, the remedy."""
+    """The script failed on the rank: `rule` of the finding, the exception's last line, the script line, the remedy.
+
+    `moment` says when in the course of training, where that matters.
+    """
 
     rule: str
     exit_code: int
@@ -218,6 +235,9 @@ class RankFailed(NamedTuple):
     file: str = ""
     line: int = 0
     remedy: str = ""
+    moment: str = ""
+    is_data: bool = False
+    """Whether the exception came out of a data loader, whose numbers are real."""
 
 
 # ---- to a rank ----

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from sandtable.events import Listener, RankPrinted
 from sandtable.vgpu.failures import is_own_crash_frame
+from sandtable.vgpu.group_order import MadeGroup
+from sandtable.vgpu.loop_state import LoaderState
 from sandtable.vgpu.protocol import Answer, FrameReader, Message, RankFailed, RemovedFile, pack
 
 __all__ = ["OutputLines", "RankOutcome", "RankProcess"]
@@ -25,6 +27,12 @@ class RankOutcome:
     num_steps: int
     has_flat_buffers: bool = False
     chunked_dims: tuple[tuple[int, int], ...] = ()
+    stack: tuple[tuple[str, int], ...] = ()
+    loaders: tuple[LoaderState, ...] = ()
+    made_groups: tuple[MadeGroup, ...] = ()
+    is_followed: bool = False
+    has_ended: bool = False
+    """Whether the script has ended by itself."""
 
 
 class RankProcess:

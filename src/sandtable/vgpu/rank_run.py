@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sandtable.trace import Observations, RankRecords
-from sandtable.vgpu.failures import exit_code, failure
+from sandtable.vgpu.failures import at_moment, exit_code, failure
+from sandtable.vgpu.loop_state import stack_of
 from sandtable.vgpu.processes import private_bytes
 from sandtable.vgpu.protocol import RankFailed, RankSaved
 from sandtable.vgpu.rank_channel import RankChannel
@@ -18,6 +19,18 @@ __all__ = ["RunningCapture", "conclude", "observations_path", "stop_on_signal", 
 
 class RunningCapture(Protocol):
     """A running capture in this process."""
+
+    @property
+    def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
+        """What is known of the data loaders of the script (`LoaderState`)."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all wanted steps were captured, and the script went on."""
+
+    @property
+    def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
+        """The groups that `new_group` was called for (`MadeGroup`)."""
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
@@ -58,18 +71,24 @@ def conclude(error: BaseException | None, capture: RunningCapture, task: RankTas
     failed: RankFailed | None = failure(error) if error is not None and reason == FAILED else None
     try:
         records = capture.finish(reason)
+        failed = failed and at_moment(failed, records)
         records.save(task.records_path)
         observations = capture.observations()
         if observations is not None:
             observations.save(observations_path(task))
         channel.report(
             RankSaved(
-                stop_reason=reason,
+                stop_reason=records.stop_reason,
                 digest=records.digest(),
                 num_steps=records.num_steps,
                 private_bytes=private_bytes("self"),
                 has_flat_buffers=bool(records.flat_buffers),
                 chunked_dims=records.chunked_dims,
+                stack=stack_of(error),
+                loaders=capture.loaders,
+                made_groups=capture.made_groups,
+                is_followed=capture.is_followed,
+                has_ended=reason == SCRIPT_ENDED,
             )
         )
     except Exception:

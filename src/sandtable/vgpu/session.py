@@ -16,23 +16,29 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.errors import FindingError, LaunchError
+from sandtable.errors import FindingError, LaunchError, MismatchError
 from sandtable.events import Listener, RankCaptured, RankStarted
 from sandtable.trace import RankRecords
 from sandtable.vgpu.broker import Broker
+from sandtable.vgpu.call_logs import MeetingError
 from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
+from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT, P2P_MISMATCH
 from sandtable.vgpu.failures import died, is_missing_file, script_error
 from sandtable.vgpu.fork_protocol import RankExited, RankForked
+from sandtable.vgpu.group_order import GROUP_MISMATCH, find_group_mismatch
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.imports import ImportedModule
+from sandtable.vgpu.loop_exits import StoppedRank, explain_exit
 from sandtable.vgpu.memory_meter import MemoryMeter
 from sandtable.vgpu.message_handler import MessageHandler
+from sandtable.vgpu.mismatches import COLLECTIVE_MISMATCH
 from sandtable.vgpu.processes import cpu_ticks, wants_core
+from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.rank_process import RankOutcome, RankProcess
 from sandtable.vgpu.settings import Job, RankTask
 from sandtable.vgpu.sharded_ranks import ShardedRanks, ShardReader
 from sandtable.vgpu.shared_files import SharedFiles
-from sandtable.vgpu.stop import DEADLOCK, MISMATCH, OTHER_RANK_FAILED
+from sandtable.vgpu.stop import DEADLOCK, ENOUGH_STEPS, FAILED, MISMATCH, OTHER_RANK_FAILED, SCRIPT_ENDED
 from sandtable.vgpu.turns import Turns
 
 __all__ = ["RankStarter", "Session"]
@@ -50,11 +56,33 @@ _MAX_STARTING = 8
 _WHOLE_GROUP = 32
 """A group of at most this many ranks, two of which talk point to point, is a pipeline or a ring: all of it runs."""
 
+_FAILURE_SECONDS = 2.0
+"""When the script has failed on a rank, how long others have to fail, to end, or to wait for it."""
+
 _STOP_SECONDS = 1.0
 _SAVE_SECONDS = 3.0
 """After a failure, how long ranks have to answer a stop, and then how long a signal."""
 
-_STOP_REASONS = {"deadlock": DEADLOCK, "collective-mismatch": MISMATCH}
+_OF_SURROUNDINGS = tuple(
+    f"raised {name}"
+    for name in (
+        "FileNotFoundError",
+        "FileExistsError",
+        "PermissionError",
+        "OSError",
+        "ImportError",
+        "ModuleNotFoundError",
+    )
+)
+"""Failures that say more about this machine than about the script."""
+
+_STOP_REASONS = {
+    DEADLOCK_CYCLE: DEADLOCK,
+    MISSING_PARTICIPANT: DEADLOCK,
+    P2P_MISMATCH: MISMATCH,
+    COLLECTIVE_MISMATCH: MISMATCH,
+    GROUP_MISMATCH: MISMATCH,
+}
 """By the rule of the finding; else another rank failed."""
 
 
@@ -127,6 +155,9 @@ class Session:
         self._ran_again: set[int] = set()
         self._quiet_since: tuple[float, int] | None = None
         self._stop_reason: str | None = None
+        self._failures: list[tuple[int, RankFailed]] = []
+        self._late_failures: list[tuple[int, RankFailed]] = []
+        self._failed_since = 0.0
         self._messages = MessageHandler(
             self.broker,
             self._files,
@@ -149,7 +180,7 @@ class Session:
                 continue
             next_plan = self._plan()
             if next_plan.is_final:
-                error = self.broker.find_mismatch()
+                error = self._find_group_mismatch() or self.broker.find_mismatch()
                 if error is not None:
                     raise error
                 self.unsure, self.sharded = next_plan.unsure, next_plan.sharded
@@ -203,6 +234,33 @@ class Session:
         for process in self._live.values():
             if not process.is_closed:
                 process.close()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all ranks of the world made all wanted steps, and were followed from there on."""
+        return len(self.outcomes) == self._job.world_size and all(
+            outcome.is_followed for outcome in self.outcomes.values()
+        )
+
+    def explained(self, error: FindingError) -> FindingError:
+        """Return the error with what is known when all ranks have been stopped: an earlier cause, or a better reason."""
+        if not isinstance(error, MismatchError):
+            return error
+        earlier = self._find_group_mismatch()
+        if earlier is not None or not isinstance(error, MeetingError):
+            return earlier or error
+        stopped = [
+            StoppedRank(rank=rank, call=call, stack=outcome.stack, loaders=outcome.loaders)
+            for rank, call in error.parties
+            if (outcome := self.outcomes.get(rank)) is not None
+        ]
+        better = explain_exit(error.findings[0], stopped, self.broker.call_table().collectives(), error.entry)
+        return error if better is None else MismatchError(better)
+
+    def _find_group_mismatch(self) -> MismatchError | None:
+        made = {rank: outcome.made_groups for rank, outcome in sorted(self.outcomes.items())}
+        ended = {rank for rank, outcome in self.outcomes.items() if outcome.has_ended}
+        return find_group_mismatch(made, ended=ended)
 
     # ---- what to run ----
 
@@ -297,6 +355,8 @@ class Session:
             for key, _ in events:
                 key.data()
             self._deliver()
+            self._end_failures()
+            self._end_late_failures()
             if events:
                 self._quiet_since = None
             else:
@@ -304,6 +364,33 @@ class Session:
             self._client.check(is_quiet=not events)
             self.meter.look(self._live.values())
             self._client.turns.look(self._process_ids(), has_news=bool(events))
+
+    def _end_failures(self) -> None:
+        """Raise the first failure of the script once it is clear which ranks wait for the one that failed."""
+        if not self._failures:
+            return
+        is_late = time.monotonic() - self._failed_since > _FAILURE_SECONDS
+        if not self._live or self.broker.is_stuck() or is_late:
+            failed = {rank for rank, _ in self._failures}
+            waits = [wait for wait in self.broker.waiting() if failed & set(wait.missing)]
+            raise script_error(*self._failures[0], waits)
+
+    def _end_late_failures(self) -> None:
+        """Raise the first failure after the captured steps if other ranks wait for the one that failed.
+
+        Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0 logs
+        and saves, ends the following and nothing else.
+        """
+        if not self._late_failures or (self._live and not self.broker.is_stuck()):
+            return
+        credible = [(rank, failed) for rank, failed in self._late_failures if _is_credible(rank, failed)]
+        for rank, failed in credible:
+            waits = [wait for wait in self.broker.waiting() if rank in wait.missing]
+            if waits:
+                raise script_error(rank, failed, waits)
+        for rank, _ in self._late_failures:
+            self.broker.end(rank, ENOUGH_STEPS)
+        self._late_failures.clear()
 
     def _ends_within(self, seconds: float) -> bool:
         """Handle events until no rank runs, or none has ended for this long; return whether all have ended."""
@@ -376,6 +463,10 @@ class Session:
             self.outcomes[process.rank] = process.outcome
         if self._stop_reason is not None:
             return
+        if process.failure is not None and process.outcome is not None and process.outcome.is_followed:
+            self._late_failures.append((process.rank, process.failure))
+            self.broker.end(process.rank, FAILED)
+            return
         if process.failure is not None or process.outcome is None:
             failed = process.failure or died(exit_code, process.err_lines.kept)
             if process.is_sample and is_missing_file(failed):
@@ -383,9 +474,16 @@ class Session:
             else:
                 process.out_lines.reveal()
                 process.err_lines.reveal()
-            raise script_error(process.rank, failed)
+            if process.rank in self.late_samples:
+                raise script_error(process.rank, failed)
+            self._samples.clear()
+            self._failed_since = self._failed_since or time.monotonic()
+            self._failures.append((process.rank, failed))
+            self.broker.end(process.rank, FAILED)
+            return
         self._listen(RankCaptured(rank=process.rank, is_sample=process.is_sample, num_steps=process.outcome.num_steps))
-        self.broker.end(process.rank, process.outcome.stop_reason)
+        has_ended = process.outcome.has_ended
+        self.broker.end(process.rank, SCRIPT_ENDED if has_ended else process.outcome.stop_reason)
 
     def _release(self, process: RankProcess) -> None:
         for source in (process.channel, process.out, process.err):
@@ -412,3 +510,8 @@ class Session:
         for rank in [peer, *members] if is_small else [peer]:
             if rank not in self._known and len(self.primaries) < self._job.limits.max_primaries:
                 self._enqueue(rank, is_primary=True)
+
+
+def _is_credible(rank: int, failed: RankFailed) -> bool:
+    """Return whether a failure after the captured steps is the script's own, not one of missing files or numbers."""
+    return (rank != 0 or failed.is_data) and not failed.text.startswith(_OF_SURROUNDINGS)

@@ -25,6 +25,10 @@ from sandtable.vgpu.routing import Routing
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
 
+MOST_FEW_RANKS = 16
+"""Worlds of at most this many ranks are small enough for all of them to run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
     """One rank as its launcher would start it, and where its capture stops.
@@ -49,6 +53,8 @@ class RankSettings:
     costs: str = ""
     observes: bool = True
     values: ValueSettings | None = None
+    follow_seconds: float = 0.0
+    num_epochs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +100,10 @@ class Job:
     none, as when plain `python` runs the script. With `share_imports` the script's libraries are imported once for all
     ranks after the first, where that is safe. `routing` says which experts the routers of a mixture choose. Packages
     named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
-    (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted,
-    too. With `values` every tensor has a value, which the ranks save.
+    (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted.
+    After the captured steps the script is followed without records for `follow_seconds`, or with `num_epochs` until its
+    data loaders have been read that often, to see whether ranks still meet. With `runs_few` all ranks run under "auto"
+    where there are few and they cost little. With `values` every tensor has a value, which the ranks save.
     """
 
     script: str
@@ -118,6 +126,9 @@ class Job:
     costs: str = ""
     observes: bool = True
     values: ValueSettings | None = None
+    follow_seconds: float = 0.0
+    num_epochs: int = 0
+    runs_few: bool = False
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nproc_per_node", "num_steps", "max_operators"):
@@ -179,6 +190,11 @@ class Job:
         return set(range(self.world_size)) if self.ranks == "all" else set(self.ranks)
 
     @property
+    def may_run_all(self) -> bool:
+        """Whether all ranks should run if that takes only seconds."""
+        return self.runs_few and self.ranks == "auto" and 1 < self.world_size <= MOST_FEW_RANKS
+
+    @property
     def may_share_imports(self) -> bool:
         """Whether more than one rank may have to run, none forked by the script."""
         is_one = self.world_size == 1 or (isinstance(self.ranks, tuple) and len(self.ranks) == 1)
@@ -222,6 +238,8 @@ class Job:
             costs=os.path.abspath(self.costs) if self.costs else "",
             observes=self.observes,
             values=self.values,
+            follow_seconds=self.follow_seconds,
+            num_epochs=self.num_epochs,
         )
 
     def _num_visible_gpus(self, rank: int) -> int:

@@ -10,7 +10,7 @@ A step ends where the parameters have been updated, by the first of these that t
 
 Each of these leaves a row at every update; which rows end a step is decided when the capture ends (`step_rows.py`).
 After the last wanted step the capture continues through what closes the step (logging, schedulers) and stops at the
-next forward pass; at a mark it stops at once. Ranks that talk over their own sockets continue to the end of the script,
+next forward pass; at a mark it stops at once. There the script may be followed further, without records (`following.py`). Ranks that talk over their own sockets continue to the end of the script,
 because others would wait for one that stopped.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,10 @@ class StepCounter:
         self._local = _ThreadState()
         self._goes_on = False
         self._watches_forward = False
+        self._deadline: float | None = None
+        self._began = time.monotonic()
+        self.on_enough: Callable[[float], float] = lambda step_seconds: 0.0
+        """Called with the duration of a step after the last one wanted; returns until when to follow the script."""
         self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
         """Called when a backward pass begins, and when it ends."""
         self.on_roots: Callable[[Sequence[Any]], None] = lambda roots: None
@@ -95,6 +100,8 @@ class StepCounter:
         """End a step here; from the first mark on, nothing else does."""
         # From Python 3.12 on, a function that the stop ended is reported to return.
         self._stop_if(self._num_marks >= self._wanted)
+        if self._deadline is not None:
+            return
         self._num_marks += 1
         self._core.end_update(_MARK)
         self._on_step(self._num_marks)
@@ -252,6 +259,8 @@ class StepCounter:
         self._count(number)
 
     def _count(self, number: int) -> None:
+        if self._deadline is not None:
+            return
         self._paces.count(number)
         if self._marker or self._num_marks:
             return
@@ -274,8 +283,12 @@ class StepCounter:
         self._stop_if(self._is_enough)
 
     def _stop_if(self, is_enough: bool) -> None:
-        if is_enough and not self._goes_on and threading.current_thread() is threading.main_thread():
+        if not is_enough or self._goes_on or threading.current_thread() is not threading.main_thread():
+            return
+        if self._deadline is None:
             silence_output()
+            self._deadline = self.on_enough((time.monotonic() - self._began) / self._wanted)
+        if time.monotonic() >= self._deadline:
             raise StopCapture("steps")
 
 

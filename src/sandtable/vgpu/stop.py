@@ -2,6 +2,7 @@
 
 __all__ = [
     "DEADLOCK",
+    "ENOUGH_STEPS",
     "FAILED",
     "FAILURES",
     "MISMATCH",
@@ -10,6 +11,9 @@ __all__ = [
     "ProcessRejected",
     "StopCapture",
 ]
+
+ENOUGH_STEPS = "steps"
+"""The stop reason of a rank that made all wanted steps."""
 
 SCRIPT_ENDED = "script ended"
 """The stop reason of a rank that was not stopped."""
@@ -36,8 +40,9 @@ class StopCapture(BaseException):
 class ProcessRejected(BaseException):
     """Ends the script where it starts a process that cannot run on virtual GPUs, at `file` and `line`."""
 
-    def __init__(self, message: str, *, file: str, line: int, remedy: str) -> None:
+    def __init__(self, message: str, *, file: str, line: int, remedy: str, rule: str = "process-rejected") -> None:
         super().__init__(message)
+        self.rule = rule
         self.message = message
         self.file = file
         self.line = line

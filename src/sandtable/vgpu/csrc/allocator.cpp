@@ -136,6 +136,9 @@ c10::DataPtr VirtualAllocator::allocate_on(int device, size_t bytes) {
   handed_out(*block);
   block->id = next_id_++;
   on.live[block->address] = block;
+  LineUse& use = on.uses[line];
+  use.num_bytes += static_cast<int64_t>(bytes);
+  use.num_tensors += 1;
   grow(on.stats.allocation, pool, 1);
   grow(on.stats.active, pool, 1);
   grow(on.stats.allocated_bytes, pool, block->size);
@@ -343,7 +346,11 @@ void VirtualAllocator::free(Block* block) {
   block->shadow = Shadow();
   block->facts.reset();
   block->is_parameter = false;
-  block->identity = 0;
+  block->identity = {};
+  block->written_line = 0;
+  block->scale = {};
+  block->contents.clear();
+  block->gather = 0;
   freed(*block);
   shrink(on.stats.allocation, *block->pool, 1);
   shrink(on.stats.allocated_bytes, *block->pool, block->size);
@@ -518,6 +525,21 @@ std::pair<size_t, size_t> VirtualAllocator::getMemoryInfo(c10::DeviceIndex devic
   Card& on = card(device);
   size_t used = current(on.stats.reserved_bytes) + on.context;
   return {on.capacity > used ? on.capacity - used : 0, on.capacity};
+}
+
+std::unordered_map<uint32_t, LineUse> VirtualAllocator::uses(int device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return card(device).uses;
+}
+
+std::unordered_map<uint32_t, LineUse> VirtualAllocator::living(int device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::unordered_map<uint32_t, LineUse> held;
+  for (const auto& [address, block] : card(device).live) {
+    held[block->line].num_bytes += static_cast<int64_t>(block->requested);
+    held[block->line].num_tensors += 1;
+  }
+  return held;
 }
 
 int VirtualAllocator::device_of(const void* address) const {

@@ -15,10 +15,13 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "digest.h"
 #include "facts.h"
+#include "gradient_scale.h"
 #include "races.h"
 
 namespace sandtable {
@@ -51,7 +54,11 @@ struct Block {
   std::unordered_set<int64_t> other_streams;
   Shadow shadow;
   bool is_parameter = false; // a backward pass has reached it (updates.h)
-  uint64_t identity = 0; // of what it holds (identity.h)
+  uint32_t written_line = 0; // of the last kernel that wrote to it
+  Identity identity; // of what it holds
+  uint32_t gather = 0; // whose gathered activations it holds, if gradients do not pass (gathers.h)
+  GradientScale scale;
+  Contents contents; // parts that were written on their own, if any
   std::vector<Access> accesses; // the last of each kind, stream and part (races.h)
   std::unique_ptr<Facts> facts; // of all elements of the storage; null: no more than is presumed
 };
@@ -83,6 +90,12 @@ struct Peaks {
   int64_t num_ooms = 0;
 };
 
+// What a line of the script has taken of a card, whether or not it gave it back.
+struct LineUse {
+  int64_t num_bytes = 0;
+  int64_t num_tensors = 0;
+};
+
 struct Card {
   size_t capacity = 0;
   size_t context = 0; // what the driver and the libraries take before the first tensor
@@ -94,6 +107,7 @@ struct Card {
   std::vector<c10::MempoolId_t> pools_now; // which tensors are made in: the last one
   std::map<uintptr_t, Block*> live; // allocated blocks by address
   std::vector<Block*> waiting;      // freed while another stream may still read them
+  std::unordered_map<uint32_t, LineUse> uses; // by line
   c10::CachingDeviceAllocator::DeviceStats stats;
   Peaks before_reset; // what the script made torch forget
 };
@@ -118,6 +132,9 @@ class VirtualAllocator final : public c10::DeviceAllocator {
   Peaks peaks(int device);
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
   int device_of(const void* address) const; // -1: not a virtual address
+  int num_cards() const { return static_cast<int>(cards_.size()); }
+  std::unordered_map<uint32_t, LineUse> uses(int device);
+  std::unordered_map<uint32_t, LineUse> living(int device); // what is held now
 
   void begin_pool(int device, c10::MempoolId_t pool);
   void end_pool(int device, c10::MempoolId_t pool);

@@ -15,14 +15,15 @@ constexpr size_t kPieces = 256;
 constexpr size_t kPieceBytes = 128;
 
 constexpr size_t kMostNoted = 1 << 16;
+constexpr size_t kMostParts = 1 << 16;
 
 bool follows = false;
 std::vector<HostCopy> noted_copies;
 std::vector<Draw> noted_draws;
-std::unordered_map<const void*, Identity> left_out_numbers; // by address on the host
+std::unordered_map<const void*, Digest> left_out_numbers; // by address on the host
 
-Identity digest_bytes(Identity start, const char* bytes, size_t count) {
-  Identity digest = mix(start, count);
+Digest digest_bytes(Digest start, const char* bytes, size_t count) {
+  Digest digest = mix(start, count);
   for (; count >= 8; bytes += 8, count -= 8) {
     uint64_t word;
     std::memcpy(&word, bytes, 8);
@@ -38,25 +39,30 @@ bool is_whole(const at::Tensor& tensor) {
       tensor.numel() * tensor.element_size() == tensor.storage().nbytes();
 }
 
-Identity digest_geometry(const at::Tensor& tensor) {
-  Identity digest = static_cast<Identity>(tensor.scalar_type());
+Digest digest_sizes(const at::Tensor& tensor) {
+  Digest digest = static_cast<Digest>(tensor.scalar_type());
   for (int64_t size : tensor.sizes())
-    digest = mix(digest, static_cast<Identity>(size));
+    digest = mix(digest, static_cast<Digest>(size));
+  return digest;
+}
+
+Digest digest_geometry(const at::Tensor& tensor) {
+  Digest digest = digest_sizes(tensor);
   if (is_whole(tensor))
     return digest;
   for (int64_t stride : tensor.strides())
-    digest = mix(digest, static_cast<Identity>(stride));
-  return mix(digest, static_cast<Identity>(tensor.storage_offset()));
+    digest = mix(digest, static_cast<Digest>(stride));
+  return mix(digest, static_cast<Digest>(tensor.storage_offset()));
 }
 
-Identity digest_host(const at::Tensor& tensor) {
+Digest digest_host(const at::Tensor& tensor) {
   if (!tensor.has_storage() || tensor.is_sparse() || tensor.storage().data() == nullptr)
     return 1;
   const char* bytes = static_cast<const char*>(tensor.storage().data()) + tensor.storage_offset() * tensor.element_size();
   size_t count = tensor.numel() * tensor.element_size();
   if (!tensor.is_non_overlapping_and_dense()) // (expanded, or a part of rows)
     count = std::min(count, tensor.storage().nbytes() - tensor.storage_offset() * tensor.element_size());
-  Identity digest = static_cast<Identity>(tensor.scalar_type());
+  Digest digest = static_cast<Digest>(tensor.scalar_type());
   if (count <= kWholeBytes)
     return digest_bytes(digest, bytes, count);
   bool is_zero = true;
@@ -70,21 +76,21 @@ Identity digest_host(const at::Tensor& tensor) {
   return known == left_out_numbers.end() ? digest : mix(known->second, digest_geometry(tensor));
 }
 
-Identity digest_argument(const c10::IValue& value) {
+Digest digest_argument(const c10::IValue& value) {
   if (value.isInt())
-    return static_cast<Identity>(value.toInt());
+    return static_cast<Digest>(value.toInt());
   if (value.isBool())
     return value.toBool() ? 3 : 5;
   if (value.isDouble()) {
     double number = value.toDouble();
-    Identity bits;
+    Digest bits;
     std::memcpy(&bits, &number, sizeof(bits));
     return bits;
   }
   if (value.isIntList()) {
-    Identity digest = 7;
+    Digest digest = 7;
     for (int64_t number : value.toIntVector())
-      digest = mix(digest, static_cast<Identity>(number));
+      digest = mix(digest, static_cast<Digest>(number));
     return digest;
   }
   if (value.isString())
@@ -92,9 +98,50 @@ Identity digest_argument(const c10::IValue& value) {
   return 11;
 }
 
+bool range_of(const at::Tensor& tensor, int64_t& begin, int64_t& end) {
+  if (!tensor.is_non_overlapping_and_dense())
+    return false;
+  int64_t size = static_cast<int64_t>(tensor.element_size());
+  begin = tensor.storage_offset() * size;
+  end = begin + tensor.numel() * size;
+  return true;
+}
+
+// The part that the tensor lies in; null if there is none.
+WrittenPart* part_around(Block& block, const at::Tensor& tensor, int64_t* begin_of_part) {
+  int64_t begin, end;
+  if (block.contents.empty() || !range_of(tensor, begin, end))
+    return nullptr;
+  auto after = block.contents.upper_bound(begin);
+  if (after == block.contents.begin())
+    return nullptr;
+  --after;
+  *begin_of_part = after->first;
+  return end <= after->second.end ? &after->second : nullptr;
+}
+
+// Leaves what lies outside of the range.
+void cut_out(Contents& contents, int64_t begin, int64_t end) {
+  auto at = contents.upper_bound(begin);
+  if (at != contents.begin())
+    --at;
+  while (at != contents.end() && at->first < end) {
+    auto [start, part] = *at;
+    if (part.end <= begin) {
+      ++at;
+      continue;
+    }
+    at = contents.erase(at);
+    if (start < begin)
+      contents[start] = {begin, mix(part.identity, static_cast<Digest>(begin)), part.scale};
+    if (end < part.end)
+      contents[end] = {part.end, mix(part.identity, static_cast<Digest>(end)), part.scale};
+  }
+}
+
 } // namespace
 
-Identity digest_of(const std::string& text) {
+Digest digest_of(const std::string& text) {
   return digest_bytes(0, text.data(), text.size());
 }
 
@@ -108,29 +155,81 @@ bool follows_identities() {
 
 Identity identity_of(const at::Tensor& tensor) {
   if (!follows || !tensor.defined())
-    return 0;
+    return {};
   if (tensor.is_cpu())
-    return digest_host(tensor);
+    return same(digest_host(tensor));
   Block* block = block_of(tensor);
-  return block == nullptr ? 0 : mix(block->identity, digest_geometry(tensor));
+  if (block == nullptr)
+    return {};
+  int64_t first = 0, begin = 0, end = 0;
+  if (WrittenPart* part = part_around(*block, tensor, &first)) {
+    int64_t offset = tensor.storage_offset() * static_cast<int64_t>(tensor.element_size()) - first;
+    return mix(part->identity, mix(digest_sizes(tensor), static_cast<Digest>(offset)));
+  }
+  Identity identity = mix(block->identity, digest_geometry(tensor));
+  if (block->contents.empty())
+    return identity;
+  if (!range_of(tensor, begin, end))
+    end = static_cast<int64_t>(tensor.storage().nbytes());
+  for (const auto& [start, part] : block->contents)
+    if (start < end && begin < part.end)
+      identity = mix(mix(identity, part.identity), static_cast<Digest>(start - begin));
+  return identity;
 }
 
-void write_identity(const at::Tensor& tensor, Identity identity) {
+void write_identity(const at::Tensor& tensor, const Identity& identity) {
   Block* block = follows ? block_of(tensor) : nullptr;
   if (block == nullptr)
     return;
-  bool is_all = static_cast<size_t>(tensor.numel() * tensor.element_size()) == tensor.storage().nbytes();
-  block->identity = is_all ? identity : mix(mix(block->identity, digest_geometry(tensor)), identity);
+  block->written_line = current_place().line;
+  int64_t begin, end;
+  if (static_cast<size_t>(tensor.numel() * tensor.element_size()) == tensor.storage().nbytes()) {
+    block->identity = identity;
+    block->contents.clear();
+  } else if (range_of(tensor, begin, end) && block->contents.size() < kMostParts) {
+    cut_out(block->contents, begin, end);
+    block->contents[begin] = {end, mix(identity, 1), {}};
+  } else {
+    block->identity = mix(mix(block->identity, digest_geometry(tensor)), identity);
+    for (auto& [start, part] : block->contents)
+      part.identity = mix(part.identity, block->identity);
+  }
 }
 
-void note_host_copy(const at::Tensor& from, Identity identity) {
+GradientScale scale_of(const at::Tensor& tensor) {
+  Block* block = tensor.defined() && tensor.is_cuda() ? block_of(tensor) : nullptr;
+  if (block == nullptr)
+    return {};
+  int64_t first;
+  if (WrittenPart* part = part_around(*block, tensor, &first))
+    return part->scale;
+  if (block->contents.empty())
+    return block->scale;
+  const GradientScale& one = block->contents.begin()->second.scale;
+  bool are_alike = std::all_of(
+      block->contents.begin(), block->contents.end(), [&](const auto& entry) { return entry.second.scale == one; });
+  return are_alike ? one : GradientScale();
+}
+
+void write_scale(const at::Tensor& tensor, const GradientScale& scale) {
+  Block* block = tensor.defined() && tensor.is_cuda() ? block_of(tensor) : nullptr;
+  if (block == nullptr)
+    return;
+  int64_t first;
+  if (WrittenPart* part = part_around(*block, tensor, &first))
+    part->scale = scale;
+  else
+    block->scale = scale;
+}
+
+void note_host_copy(const at::Tensor& from, Digest identity) {
   if (noted_copies.size() < kMostNoted)
     noted_copies.push_back(
         {identity, from.numel() * static_cast<int64_t>(from.element_size()), current_place().line,
          static_cast<int64_t>(Recorder::get().num_rows())});
 }
 
-void note_draw(Identity identity, int64_t num_elements) {
+void note_draw(Digest identity, int64_t num_elements) {
   if (noted_draws.size() < kMostNoted)
     noted_draws.push_back({identity, num_elements, current_place().line, static_cast<int64_t>(Recorder::get().num_rows())});
 }
@@ -143,13 +242,13 @@ const std::vector<Draw>& draws() {
   return noted_draws;
 }
 
-void name_host_numbers(const at::Tensor& tensor, Identity identity) {
+void name_host_numbers(const at::Tensor& tensor, Digest identity) {
   if (follows && tensor.is_cpu() && tensor.has_storage())
     left_out_numbers[tensor.storage().data()] = identity;
 }
 
 Lineage::Lineage(const OperatorInfo& info, const torch::jit::Stack& stack)
-    : common_(info.name_digest), is_by_item_(info.is_by_item) {
+    : common_(same(info.name_digest)), is_by_item_(info.is_by_item) {
   size_t first = stack.size() - info.num_arguments;
   for (size_t i = 0; i < info.num_arguments; ++i) {
     const c10::IValue& value = stack[first + i];
@@ -157,23 +256,23 @@ Lineage::Lineage(const OperatorInfo& info, const torch::jit::Stack& stack)
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
       if (tensor.defined())
-        common_ = mix(common_, overwritten ? 13 : identity_of(tensor));
+        common_ = mix(common_, overwritten ? same(13) : identity_of(tensor));
     } else if (value.isTensorList()) {
       size_t item = 0;
       for (const at::Tensor& tensor : value.toTensorVector()) {
-        Identity identity = tensor.defined() && !overwritten ? identity_of(tensor) : 17;
+        Identity identity = tensor.defined() && !overwritten ? identity_of(tensor) : same(17);
         if (!is_by_item_) {
           common_ = mix(common_, identity);
         } else if (item < items_.size()) {
           items_[item] = mix(items_[item], identity);
         } else {
-          items_.push_back(mix(i, identity));
+          items_.push_back(mix(identity, i));
         }
         ++item;
       }
     } else if (value.isOptionalTensorList()) {
       for (const auto& tensor : value.toOptionalTensorVector())
-        common_ = mix(common_, tensor && tensor->defined() ? identity_of(*tensor) : 19);
+        common_ = mix(common_, tensor && tensor->defined() ? identity_of(*tensor) : same(19));
     } else {
       common_ = mix(common_, digest_argument(value));
     }

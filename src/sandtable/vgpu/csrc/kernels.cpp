@@ -23,6 +23,7 @@
 
 #include "device.h"
 #include "exclusions.h"
+#include "gathers.h"
 #include "identity.h"
 #include "operators.h"
 #include "races.h"
@@ -163,8 +164,11 @@ void follow_copy(const at::Tensor& to, const at::Tensor& from, int device) {
     return;
   Identity identity = identity_of(from);
   if (!from.is_cuda())
-    note_host_copy(from, identity);
-  write_identity(to, mix(identity, static_cast<Identity>(to.scalar_type())));
+    note_host_copy(from, identity.exact);
+  GradientScale scale = scale_of(from);
+  write_identity(to, mix(identity, static_cast<Digest>(to.scalar_type())));
+  write_scale(to, scale);
+  follow_gather_copy(to, from);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

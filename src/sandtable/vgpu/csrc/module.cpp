@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "audit_events.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "nccl.h"
 #include "operators.h"
@@ -144,6 +145,13 @@ py::tuple place_tuple(uint32_t number) {
   return py::make_tuple(line.file, line.line, line.function);
 }
 
+py::list lost_gather_list() {
+  py::list out;
+  for (const LostGather& one : lost_gathers())
+    out.append(py::make_tuple(place_tuple(one.gather_line), place_tuple(one.line), one.row));
+  return out;
+}
+
 py::list race_list() {
   py::list out;
   for (const Race& race : races())
@@ -161,10 +169,59 @@ py::list noted_list(const std::vector<Noted>& all, int64_t Noted::* amount) {
   return out;
 }
 
-std::vector<Identity> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
-  std::vector<Identity> out;
-  for (const auto& tensor : tensors)
-    out.push_back(tensor ? identity_of(*tensor) : 0);
+py::list use_list(const std::unordered_map<uint32_t, LineUse>& uses) {
+  py::list out;
+  for (const auto& [line, use] : uses)
+    out.append(py::make_tuple(place_tuple(line), use.num_bytes, use.num_tensors));
+  return out;
+}
+
+py::list call_device_list() {
+  py::list out;
+  for (auto [device, line] : call_devices())
+    out.append(py::make_tuple(device, place_tuple(line)));
+  return out;
+}
+
+py::list host_read_list() {
+  Recorder& r = Recorder::get();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  py::list out;
+  for (const HostRead& read : r.host_reads)
+    out.append(py::make_tuple(static_cast<int>(read.what), place_tuple(read.line), read.library, read.count));
+  return out;
+}
+
+// Identities, and outlines.
+std::pair<std::vector<Digest>, std::vector<Digest>> identities_of(const std::vector<std::optional<at::Tensor>>& tensors) {
+  std::pair<std::vector<Digest>, std::vector<Digest>> out;
+  for (const auto& tensor : tensors) {
+    Identity identity = tensor ? identity_of(*tensor) : Identity();
+    out.first.push_back(identity.exact);
+    out.second.push_back(identity.outline);
+  }
+  return out;
+}
+
+using Tensors = std::vector<std::optional<at::Tensor>>;
+
+std::vector<std::tuple<double, uint64_t, uint64_t>> scales_of(const Tensors& tensors) {
+  std::vector<std::tuple<double, uint64_t, uint64_t>> out;
+  for (const auto& tensor : tensors) {
+    GradientScale scale = tensor ? scale_of(*tensor) : GradientScale();
+    out.emplace_back(scale.factor, scale.summed_over, scale.summed_again);
+  }
+  return out;
+}
+
+// Where each tensor's memory was asked for, and where it was last written.
+py::list places_of(const Tensors& tensors) {
+  py::list out;
+  for (const auto& tensor : tensors) {
+    Block* block = tensor && tensor->is_cuda() ? block_of(*tensor) : nullptr;
+    out.append(py::make_tuple(
+        place_tuple(block == nullptr ? 0 : block->line), place_tuple(block == nullptr ? 0 : block->written_line)));
+  }
   return out;
 }
 
@@ -492,6 +549,9 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("follow_identities", &follow_identities);
   m.def("follow_races", &follow_races);
   m.def("identities_of", &identities_of);
+  m.def("scales_of", &scales_of);
+  m.def("places_of", &places_of);
+  m.def("small_factors", &small_factors);
   m.def("name_host_numbers", &name_host_numbers);
   m.def("host_copies", [] { return noted_list(host_copies(), &HostCopy::num_bytes); });
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });
@@ -499,6 +559,12 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("races", &race_list);
   m.def("keep_real_values", &keep_values);
   m.def("unknown_results", &unknown_list);
+  m.def("num_cards", [] { return VirtualAllocator::get().num_cards(); });
+  m.def("memory_uses", [](int device) { return use_list(VirtualAllocator::get().uses(device)); });
+  m.def("memory_living", [](int device) { return use_list(VirtualAllocator::get().living(device)); });
+  m.def("call_devices", &call_device_list);
+  m.def("host_reads", &host_read_list);
+  m.def("lost_gathers", &lost_gather_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {
     limit_callback = new py::object(callback);
     set_limit_function(&at_limit);

@@ -9,14 +9,17 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "compatibility.h"
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "recorder.h"
@@ -34,6 +37,7 @@ int pending_index = 0;
 std::vector<int64_t> pending_ranks;
 uint32_t next_batch = 1;
 std::mutex table_mutex;
+std::map<int, uint32_t> line_of_device; // where each card first took part in a call
 std::map<int, uint32_t> collective_seq;                          // by group; its CPU and CUDA backends share it
 std::map<std::tuple<int, int, bool, int>, uint32_t> peer_seq;    // by group, peer, direction and tag
 std::set<std::pair<int, int>> announced_peers;
@@ -399,6 +403,29 @@ CallTable& call_table() {
   return *table;
 }
 
+static std::string name_of_reduce(uint8_t number) {
+  static const std::array<const char*, 10> names{
+      "", "sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"};
+  return number < names.size() ? names[number] : "";
+}
+
+// "24,8>12,24": rows given to each member, and got from each. Of large groups nothing: it would be long.
+static std::string text_of_splits(const std::pair<std::vector<int64_t>, std::vector<int64_t>>& splits) {
+  constexpr size_t kMostSplits = 64;
+  if (std::max(splits.first.size(), splits.second.size()) > kMostSplits)
+    return "";
+  std::string text;
+  auto add = [&text](const std::vector<int64_t>& list) {
+    for (size_t k = 0; k < list.size(); ++k)
+      text += (k ? "," : "") + std::to_string(list[k]);
+  };
+  add(splits.first);
+  if (!splits.first.empty() || !splits.second.empty())
+    text += ">";
+  add(splits.second);
+  return text;
+}
+
 std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes() {
   static size_t num_taken = 0;
   static std::unordered_map<std::string, int64_t> numbers;
@@ -413,14 +440,17 @@ std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes() {
   std::lock_guard<std::mutex> lock(table_mutex);
   const CallTable& table = call_table();
   const std::vector<Line>& lines = known_lines();
+  rows.reserve((table.op.size() - num_taken) * kNoteColumns);
   for (; num_taken < table.op.size(); ++num_taken) {
     size_t i = num_taken;
-    if (table.agreed_bytes[i] == kPointToPoint)
-      continue;
+    bool is_message = table.agreed_bytes[i] == kPointToPoint;
+    int64_t size = is_message ? std::max(table.bytes_in[i], table.bytes_out[i]) : table.agreed_bytes[i];
     const Line& line = lines[table.line[i] < lines.size() ? table.line[i] : 0];
     rows.insert(
         rows.end(), {table.group[i], table.seq[i], number(table.ops[table.op[i]]), number(table.dtypes[table.dtype[i]]),
-                     table.agreed_bytes[i], number(line.file), line.line});
+                     size, number(line.file), line.line, is_message ? table.other[i] : -1, table.tag[i],
+                     is_message ? -1 : table.other[i], number(name_of_reduce(table.reduce[i])),
+                     number(text_of_splits(table.split_lists[table.splits[i]]))});
   }
   return {std::move(texts), std::move(rows)};
 }
@@ -555,6 +585,19 @@ void VirtualGroup::check(const Call& call) const {
   TORCH_CHECK(
       call.root < getSize() && call.peer < getSize(), call.op, ": the other side must be a rank of the group (0 to ",
       getSize() - 1, "), but got ", std::max(call.root, call.peer));
+  if (options_->backend == "nccl")
+    require_contiguous(call);
+}
+
+// As NCCL's process group does for what it hands over as it is. Lists are copied into one buffer first.
+void VirtualGroup::require_contiguous(const Call& call) {
+  static const std::set<std::string> whole{"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"};
+  if (whole.count(call.op) == 0 || call.inputs.size() > 1 || call.outputs.size() > 1)
+    return;
+  for (const Tensors* tensors : {&call.inputs, &call.outputs})
+    for (const at::Tensor& tensor : *tensors)
+      TORCH_CHECK_VALUE(
+          tensor.is_sparse() || tensor.is_contiguous(tensor.suggest_memory_format()), "Tensors must be contiguous");
 }
 
 // Routers' choices are positions and masks.
@@ -563,11 +606,20 @@ static int64_t most_exchanged(at::ScalarType dtype) {
   return static_cast<int64_t>(shadow_limit(dtype, may_be_routed ? Certainty::kRouted : Certainty::kExact));
 }
 
+std::map<int, uint32_t> call_devices() {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  return line_of_device;
+}
+
 VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   at::Tensor first = call.first();
   Issued issued;
   issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
   issued.device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
+  if (first.defined() && first.is_cuda() && options_->backend == "nccl") {
+    std::lock_guard<std::mutex> lock(table_mutex);
+    line_of_device.emplace(issued.device, current_place().line);
+  }
   bool point_to_point = call.peer >= 0;
   CallKey& key = issued.key;
   key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(),
@@ -621,6 +673,8 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   table.agreed_bytes.push_back(point_to_point ? kPointToPoint : key.num_bytes);
   table.bytes_out.push_back(bytes_of(call.outputs));
   table.peer.push_back(point_to_point ? (call.peer - getRank() + getSize()) % getSize() : call.root);
+  table.other.push_back(point_to_point ? key.peer : call.root);
+  table.tag.push_back(point_to_point ? key.tag : 0);
   table.stream.push_back(stream_id);
   table.line.push_back(place.line);
   table.is_async.push_back(call.is_async);
@@ -641,25 +695,47 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   end_call(row, stream_id);
 }
 
+// The scales of what comes out.
+std::vector<GradientScale> VirtualGroup::sums_of(const Call& call) const {
+  double factor = 1;
+  if (call.reduce && call.reduce->op_ == ReduceOp::AVG)
+    factor = 1.0 / getSize();
+  else if (call.reduce && call.reduce->op_ == ReduceOp::PREMUL_SUM && call.reduce->supplement_)
+    factor = static_cast<PreMulSumSupplement*>(call.reduce->supplement_.get())->double_factor;
+  bool is_sum = call.reduce && (factor != 1 || call.reduce->op_ == ReduceOp::SUM || call.reduce->op_ == ReduceOp::AVG);
+  std::vector<GradientScale> scales;
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
+    const at::Tensor& from = call.inputs.empty() ? call.outputs[k] : call.inputs[std::min(k, call.inputs.size() - 1)];
+    scales.push_back(is_sum ? summed(scale_of(from), index_, factor) : GradientScale());
+  }
+  return scales;
+}
+
 // Gives what comes out an identity, on all members the same where all get the same; returns that of what goes in.
-Identity VirtualGroup::identify(const Call& call, const CallKey& key) const {
+Digest VirtualGroup::identify(const Call& call, const CallKey& key) const {
   if (!follows_identities())
     return 0;
-  Identity given = digest_of(call.op);
+  if (call.op == "all_gather")
+    note_gather(call.inputs, call.outputs);
+  Digest op = digest_of(call.op);
+  Identity given = same(op);
   for (const at::Tensor& tensor : call.inputs)
     given = mix(given, identity_of(tensor));
-  Identity result = mix(digest_of(call.op), mix(key.seq, static_cast<Identity>(call.tag)));
+  Identity result = same(mix(op, mix(key.seq, mix(static_cast<Digest>(call.tag), static_cast<Digest>(getSize())))));
   for (int64_t rank : ranks_)
-    result = mix(result, static_cast<Identity>(rank));
-  result = mix(result, digest_of(options_->group_name));
+    result.exact = mix(result.exact, static_cast<Digest>(rank));
+  result.exact = mix(result.exact, digest_of(options_->group_name));
   static const std::set<std::string> alike{"all_reduce", "broadcast", "all_gather"};
   if (call.op == "recv")
-    result = mix(result, static_cast<Identity>(key.peer));
+    result.exact = mix(result.exact, static_cast<Digest>(key.peer));
   else if (!alike.contains(call.op))
-    result = mix(result, static_cast<Identity>(getRank()));
-  for (size_t k = 0; k < call.outputs.size(); ++k)
+    result = mix(result, static_cast<Digest>(getRank()));
+  std::vector<GradientScale> scales = sums_of(call);
+  for (size_t k = 0; k < call.outputs.size(); ++k) {
     write_identity(call.outputs[k], mix(result, k));
-  return given;
+    write_scale(call.outputs[k], scales[k]);
+  }
+  return given.exact;
 }
 
 uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches) {
@@ -679,7 +755,8 @@ uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t,
     again(*column);
   for (auto* column : {&table.bytes_in, &table.bytes_out, &table.agreed_bytes})
     again(*column);
-  again(table.peer);
+  for (auto* column : {&table.peer, &table.other, &table.tag})
+    again(*column);
   again(table.identity);
   for (auto* column : {&table.is_async, &table.reduce})
     again(*column);

@@ -4,10 +4,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "gradient_scale.h"
 
 namespace sandtable {
 
@@ -18,18 +21,22 @@ struct CallTable {
   std::vector<int64_t> bytes_in, bytes_out;
   std::vector<int64_t> agreed_bytes; // not a column of the trace: what every member must say, see kPointToPoint
   std::vector<int32_t> peer;
+  std::vector<int32_t> other, tag; // not columns of the trace: the other global rank, or the root in the group; else -1
   std::vector<uint8_t> is_async, reduce;
   std::vector<uint64_t> identity; // not a column of the trace: of what went in (identity.h)
   std::vector<std::string> ops, dtypes;
   std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
 };
 CallTable& call_table();
+std::map<int, uint32_t> call_devices(); // the line at which each card of this process first took part in a call
 // Writes down a call once more, on this stream; `batches` are the numbers that batches of calls got meanwhile.
 uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t, uint32_t>& batches);
 constexpr int64_t kPointToPoint = -2; // in the place of agreed bytes: no call that all members of a group make
 
-// The collectives written down since the last time, so that ranks can be held against each other: texts not told
-// before, and rows of group, seq, op, dtype, agreed bytes, file and line (texts by number). The caller holds the GIL.
+// The calls written down since the last time, so that ranks can be held against each other: texts not told before, and
+// rows of kNoteColumns numbers: group, seq, op, dtype, agreed bytes, file, line, the other rank of a message or else -1,
+// tag, root or else -1, reduce operator, splits (texts by number). The caller holds the GIL.
+constexpr size_t kNoteColumns = 12;
 std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes();
 
 // The tag of messages that every rank of the group sends to the rank as far from it, so that the peer does what this rank
@@ -141,8 +148,10 @@ class VirtualGroup : public c10d::Backend {
   struct Issued;
   WorkPtr issue(Call call);
   void check(const Call& call) const;
+  static void require_contiguous(const Call& call);
   Issued number(const Call& call);
   void record(const Call& call, Issued& issued);
+  std::vector<GradientScale> sums_of(const Call& call) const;
   uint64_t identify(const Call& call, const CallKey& key) const;
   c10::Stream stream_for(const Call& call, const Issued& issued) const;
   std::function<void()> exchange_with_peer(const Call& call, Issued& issued);

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "device.h"
+#include "gathers.h"
 #include "identity.h"
 #include "races.h"
 #include "real_values.h"
@@ -398,7 +399,7 @@ void look_for_parameters(const OperatorInfo& info, const Stack& stack) {
 }
 
 // What the operator's generator will give next.
-Identity next_draw(const OperatorInfo& info, const Stack& stack) {
+Digest next_draw(const OperatorInfo& info, const Stack& stack) {
   at::Generator generator = default_generator(current_device());
   if (info.generator >= 0) {
     const c10::IValue& value = stack[stack.size() - info.num_arguments + info.generator];
@@ -442,13 +443,33 @@ int64_t num_elements_of(const OperatorInfo& info, const Plan& plan, const Stack&
 // Results that are arguments are numbered behind those that are new.
 constexpr size_t kFirstArgument = 64;
 
-void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage) {
+using Scales = c10::SmallVector<GradientScale, 2>;
+
+// Of each item of the results; empty where no account is kept.
+Scales scales_of_results(const OperatorInfo& info, const Stack& stack) {
+  Scales scales;
+  if (info.scale_rule == ScaleRule::kForget)
+    return scales;
+  const c10::IValue& first = stack[stack.size() - info.num_arguments];
+  size_t count = info.is_by_item && first.isTensorList() ? first.toTensorList().size() : 1;
+  bool is_plain = true;
+  for (size_t item = 0; item < count; ++item) {
+    scales.push_back(scale_of_result(info, stack, item).value_or(GradientScale()));
+    is_plain = is_plain && scales.back().is_plain();
+  }
+  if (is_plain)
+    scales.clear();
+  return scales;
+}
+
+void identify_written(const OperatorInfo& info, const Stack& stack, const Lineage& lineage, const Scales& scales) {
   int last = -1;
   size_t item = 0;
   for_each_written(info, stack, [&](const at::Tensor& tensor, int argument) {
     item = argument == last ? item + 1 : 0;
     last = argument;
     write_identity(tensor, lineage.of(kFirstArgument + argument, item));
+    write_scale(tensor, item < scales.size() ? scales[item] : GradientScale());
   });
 }
 
@@ -657,10 +678,14 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   if (has_facts && !inputs.all_exact()) // before arguments are written
     facts = infer_facts(op, info, plan, *stack);
   std::optional<Lineage> lineage;
+  Scales scales;
+  uint32_t gather = 0;
   if (follows_identities() && !info.is_view) {
     lineage.emplace(info, *stack);
+    scales = scales_of_results(info, *stack);
+    gather = gather_of_result(info, *stack);
     if (info.is_random) {
-      Identity draw = next_draw(info, *stack);
+      Digest draw = next_draw(info, *stack);
       lineage->add(draw);
       note_draw(draw, num_elements_of(info, plan, *stack));
     }
@@ -678,7 +703,7 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   if (!info.is_view)
     settle_written(info, plan, *stack, facts, computed ? std::optional(inputs.certainty) : std::nullopt);
   if (lineage)
-    identify_written(info, *stack, *lineage);
+    identify_written(info, *stack, *lineage, scales);
 
   std::vector<c10::IValue> results;
   results.reserve(plan.returns.size());
@@ -705,6 +730,10 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
           write_unknown(tensor, known, info.fact_rule.prefers_true);
         if (lineage)
           write_identity(tensor, lineage->of(i, j));
+        if (j < scales.size())
+          write_scale(tensor, scales[j]);
+        if (gather != 0)
+          write_gather(tensor, gather);
         if (follows_races() && !info.is_view)
           touch(tensor, true);
       }
@@ -769,7 +798,7 @@ void record_kernel(
         device = tensor.device().index();
   if (follows_races())
     begin_kernel(name, static_cast<uint16_t>(current_stream(device)), current_place().line);
-  Identity lineage = mix(digest_of(name), digest_of(work));
+  Identity lineage = same(mix(digest_of(name), digest_of(work)));
   for (const at::Tensor& tensor : inputs) {
     lineage = mix(lineage, identity_of(tensor));
     touch(tensor, false);
@@ -828,7 +857,7 @@ void resize_in_place(const at::Tensor& tensor, const Geometry& geometry) {
     return;
   Block* before = block_of(tensor);
   Shadow kept = before == nullptr ? Shadow() : std::move(before->shadow);
-  Identity identity = before == nullptr ? 0 : before->identity;
+  Identity identity = before == nullptr ? Identity() : before->identity;
   size_t kept_bytes = storage->nbytes();
   storage->set_data_ptr(VirtualAllocator::get().allocate_on(tensor.device().index(), needed));
   storage->set_nbytes(needed);

@@ -154,6 +154,16 @@ Place current_place() {
   return place;
 }
 
+std::string library_here() {
+  std::string file;
+  find_frame([&](PyFrameObject*, Code& code) {
+    if (code.is_library)
+      file = code.file;
+    return true;
+  });
+  return file;
+}
+
 bool is_inside_module() {
   return find_frame([](PyFrameObject*, Code& code) { return code.function == "Module._call_impl"; });
 }

@@ -96,7 +96,20 @@ std::vector<Row> Recorder::take_rows(size_t begin) {
 }
 
 void Recorder::host_sync(Sync what, uint16_t on_stream) {
+  if (recording_ && is_main())
+    note_read(what, current_place().line);
   add(Kind::kHostSync, 0, on_stream, static_cast<int64_t>(what));
+}
+
+void Recorder::note_read(Sync what, uint32_t at_line) {
+  std::string library = library_here();
+  std::lock_guard<std::mutex> lock(mutex);
+  for (HostRead& read : host_reads)
+    if (read.what == what && read.line == at_line && read.library == library) {
+      ++read.count;
+      return;
+    }
+  host_reads.push_back({what, at_line, std::move(library), 1});
 }
 
 void Recorder::end_update(uint32_t updater, int64_t detail) {

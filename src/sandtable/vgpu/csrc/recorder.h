@@ -58,12 +58,21 @@ struct Row {
   int64_t value;
 };
 
+// How often the host waited for the card at a line, for the script itself or in a file of a library.
+struct HostRead {
+  Sync what;
+  uint32_t line;
+  std::string library;
+  int64_t count;
+};
+
 // Where in the script are we, and in which phase? (phase.cpp)
 struct Place {
   Phase phase;
   uint32_t line;
 };
 Place current_place();
+std::string library_here(); // the file of the innermost frame, if it is a library's
 bool is_inside_module(); // whether the forward of a torch.nn.Module is under way
 
 // A job: what one thread hands to another, whose result it takes later. There is one host on the tape, so a job's rows
@@ -142,11 +151,13 @@ class Recorder {
   std::vector<uint32_t> job;
   std::vector<std::string> signatures;
   std::vector<Note> notes;
+  std::vector<HostRead> host_reads;
   std::mutex mutex;
 
  private:
   void write_down(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
   bool is_main() const;
+  void note_read(Sync what, uint32_t at_line);
   void keep_wait(uint32_t ref, uint16_t stream, int64_t value);
   void take(const Fences& fences);
 

@@ -430,6 +430,7 @@ OperatorInfo make_info(const c10::OperatorHandle& op) {
   info.is_product = products.count(info.base) > 0;
   info.checks_index = info.base == "aten::index_select";
   info.name_digest = digest_of(info.name);
+  info.scale_rule = scale_rule(info.base);
   info.is_by_item = info.base.find("::_foreach_") != std::string::npos || info.base.find("::_fused_") != std::string::npos;
   info.is_linalg = info.base.find("::linalg_") != std::string::npos || info.base.find("::_linalg_") != std::string::npos;
   if (auto found = by_value.find(info.base); found != by_value.end())

@@ -10,6 +10,7 @@
 
 #include "exclusions.h"
 #include "fact_rules.h"
+#include "gradient_scale.h"
 
 namespace sandtable {
 
@@ -61,6 +62,7 @@ struct OperatorInfo {
   FactRule fact_rule;
   ExclusionRule exclusion = ExclusionRule::kNone; // rules elements out of later choices (masked_fill)
   uint64_t name_digest = 0;    // of the name, the same in every process
+  ScaleRule scale_rule = ScaleRule::kForget;
   bool is_by_item = false;     // item k of each list it makes or writes follows from item k of each list it reads
   bool checks_index = false;   // index_select(self, dim, index): the card would assert on a position out of range
 };

@@ -10,10 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from sandtable.trace import EventKind, Line, ScriptEvent
+from sandtable.vgpu.preload import loaded_core
 
-__all__ = ["EventLog", "after", "before"]
+__all__ = ["OBSERVATION_FAILED", "EventLog", "after", "before", "safely"]
 
 _MOST_EVENTS = 100_000
+
+OBSERVATION_FAILED = "observation failed"
+"""The note of a rank on which something could not be observed."""
 
 
 class EventLog:
@@ -22,15 +26,20 @@ class EventLog:
     def __init__(self, core: ModuleType) -> None:
         self.core = core
         self.events: list[ScriptEvent] = []
+        self.only: frozenset[EventKind] | None = None
+        """The kinds of events to note; None for all."""
         self._numbers: dict[str, weakref.WeakKeyDictionary[Any, int]] = defaultdict(weakref.WeakKeyDictionary)
         self._counts: dict[str, int] = defaultdict(int)
 
-    def note(self, kind: EventKind, *, subject: int = 0, **facts: Any) -> None:
-        """Note an event at the line of the script that is running."""
+    def note(self, kind: EventKind, *, subject: int = 0, **facts: Any) -> dict[str, Any]:
+        """Note an event at the line of the script that is running; return its facts, to which more may be added."""
+        if self.only is not None and kind not in self.only:
+            return facts
         if len(self.events) < _MOST_EVENTS and not self.core.is_compiling():
             self.events.append(
                 ScriptEvent(kind=kind, row=self.core.num_rows(), place=self.place(), subject=subject, facts=facts)
             )
+        return facts
 
     def place(self) -> Line:
         """Return the line of the script that is running."""
@@ -45,9 +54,23 @@ class EventLog:
         return numbers[thing]
 
 
-def before(owner: Any, name: str, notice: Callable[..., None]) -> None:
+def safely(notice: Callable[..., object]) -> Callable[..., None]:
+    """Return the function as one whose failure is a note, and no error of the script."""
+
+    @functools.wraps(notice)
+    def call(*args: Any, **options: Any) -> None:
+        try:
+            notice(*args, **options)
+        except Exception as error:  # a mistake of ours
+            name = getattr(notice, "__qualname__", "a function")
+            loaded_core().note(OBSERVATION_FAILED, f"{type(error).__name__} in {name}: {error}")
+
+    return call
+
+
+def before(owner: Any, name: str, notice: Callable[..., object]) -> None:
     """Call `notice` with the arguments of each call of this function, before it."""
-    original = getattr(owner, name)
+    original, notice = getattr(owner, name), safely(notice)
 
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:
@@ -57,9 +80,9 @@ def before(owner: Any, name: str, notice: Callable[..., None]) -> None:
     setattr(owner, name, call)
 
 
-def after(owner: Any, name: str, notice: Callable[..., None]) -> None:
+def after(owner: Any, name: str, notice: Callable[..., object]) -> None:
     """Call `notice` with the result and the arguments of each call of this function, after it."""
-    original = getattr(owner, name)
+    original, notice = getattr(owner, name), safely(notice)
 
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:

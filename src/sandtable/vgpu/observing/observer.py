@@ -10,25 +10,41 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.trace import (
-    CallIdentity,
     Draw,
     EventKind,
     Group,
     HostCopy,
     Kind,
     Line,
+    LostGather,
     Observations,
+    ObservedCalls,
     Phase,
     Race,
     RaceKind,
 )
-from sandtable.vgpu.observing.events import EventLog
+from sandtable.vgpu.observing.clipping import follow_clipping
+from sandtable.vgpu.observing.events import EventLog, safely
+from sandtable.vgpu.observing.files import follow_files
+from sandtable.vgpu.observing.loading import LoaderWatcher
 from sandtable.vgpu.observing.parameters import ParameterWatcher
+from sandtable.vgpu.observing.replacements import follow_replacements
+from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.unused import UnusedParameterWatcher
+from sandtable.vgpu.observing.wrappers import WrapperWatcher
 
 __all__ = ["Observer", "observe"]
 
 _MOST_CALLS = 20_000
+_CALL_COLUMNS = {
+    "op": "op",
+    "reduce": "reduce",
+    "group": "group",
+    "number": "seq",
+    "num_bytes": "bytes_in",
+    "place": "line",
+}
 _RACE_KINDS = tuple(RaceKind)
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -37,41 +53,69 @@ Columns = Mapping[str, npt.NDArray[Any]]
 class Observer:
     """Notes what the script of this process does, from `install` to `finish`."""
 
-    def __init__(self, core: ModuleType) -> None:
+    def __init__(self, core: ModuleType, groups: Sequence[Group]) -> None:
         self._core = core
         self.log = EventLog(core)
-        self._parameters = ParameterWatcher(self.log)
+        self._parameters = ParameterWatcher(self.log, groups)
+        self._resources = ResourceWatcher(self.log)
+        self._unused = UnusedParameterWatcher(self.log)
+        self._loaders = LoaderWatcher(self.log)
+        self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
         self._core.follow_identities(True)
         self._core.follow_races(True)
         self._parameters.install()
-        follow_training(self.log, self._parameters.index_of)
+        self._resources.install()
+        self._unused.install()
+        self._wrappers.install()
+        self._loaders.install()
+        follow_files(self.log, self._core)
+        follow_replacements(self.log, self._parameters.has_optimizer)
+        follow_clipping(self.log, self._parameters)
+        follow_training(self.log)
+
+    def follow(self) -> None:
+        """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
+        self._core.follow_identities(False)
+        self._core.follow_races(False)
+        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SET_EPOCH})
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
+        for look in (self._parameters.begin_backward, self._parameters.gradients.begin_backward):
+            safely(look)()
         self.log.note(EventKind.BACKWARD)
+        safely(self._wrappers.begin_backward)()
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
+        for look in (self._parameters.gradients.end_backward, self._wrappers.end_backward):
+            safely(look)()
         self.log.note(EventKind.BACKWARD_END)
+        safely(self._parameters.end_backward)()
 
     def end_step(self) -> None:
-        """Look at all parameters after an update."""
-        self._parameters.take_parameters()
+        """Look at all parameters after an update, and at what is held."""
+        for look in (self._parameters.take_parameters, self._resources.end_step, self._unused.end_step):
+            safely(look)()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
     ) -> Observations:
         """Return what was observed. `records` and `calls` are the columns as they were written."""
         core = self._core
+        self._parameters.take_last()
+        self._loaders.finish()
         return Observations(
             rank=rank,
             events=tuple(self.log.events),
             parameters=self._parameters.parameters,
             optimizers=self._parameters.optimizers,
             snapshots=tuple(self._parameters.snapshots),
+            scales=tuple(self._parameters.scales),
+            loss_factors=tuple(core.small_factors()),
             host_copies=tuple(
                 HostCopy(identity=identity, num_bytes=size, place=Line(*place), row=row)
                 for identity, size, place, row in core.host_copies()
@@ -80,44 +124,49 @@ class Observer:
                 Draw(identity=identity, num_elements=size, place=Line(*place), row=row)
                 for identity, size, place, row in core.draws()
             ),
-            calls=tuple(_calls(core, records, calls, tables, groups)),
+            calls=_calls(core, records, calls, tables, groups),
             races=tuple(_race(*race) for race in core.races()),
+            device_uses=device_uses(core),
+            memory_marks=tuple(self._resources.marks),
+            holders=tuple(self._resources.retention.holders.values()),
+            host_reads=host_reads(core),
+            cache_flushes=tuple(self._resources.flushes),
+            checkpoint_reads=tuple(self._resources.reads),
+            input_waits=tuple(self._resources.waits),
+            lost_gathers=tuple(
+                LostGather(gather=Line(*gather), place=Line(*place), row=row)
+                for gather, place, row in core.lost_gathers()
+            ),
         )
 
 
-def observe(core: ModuleType) -> Observer:
-    """Begin to observe this process."""
-    observer = Observer(core)
+def observe(core: ModuleType, groups: Sequence[Group]) -> Observer:
+    """Begin to observe this process; `groups` are those it belongs to, in order, as they are made."""
+    observer = Observer(core, groups)
     observer.install()
     return observer
 
 
 def _calls(
     core: ModuleType, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
-) -> list[CallIdentity]:
+) -> ObservedCalls:
     """Return the collectives of this rank on the card, as far as their identities are known."""
-    identities = np.frombuffer(core.call_identities(), dtype=np.uint64)
-    lines = [Line(*line) for line in core.lines()]
     rows = np.flatnonzero(records["kind"] == Kind.COLLECTIVE)[:_MOST_CALLS]
-    found = []
-    for row in rows.tolist():
-        call = int(records["ref"][row])
-        identity = int(identities[call]) if call < len(identities) else 0
-        group = int(calls["group"][call])
-        found.append(
-            CallIdentity(
-                op=tables["ops"][int(calls["op"][call])],
-                reduce=tables["reduces"][int(calls["reduce"][call])],
-                group=groups[group].ranks if group < len(groups) else (),
-                number=int(calls["seq"][call]),
-                identity=identity,
-                num_bytes=int(calls["bytes_in"][call]),
-                phase=Phase(int(records["phase"][row])).name.lower(),
-                place=lines[int(calls["line"][call])],
-                row=row,
-            )
-        )
-    return found
+    refs = records["ref"][rows]
+    columns = {name: calls[column][refs] for name, column in _CALL_COLUMNS.items()}
+    identities = np.frombuffer(core.call_identities(), dtype=np.uint64)
+    columns |= {"identity": identities[refs], "phase": records["phase"][rows], "row": rows}
+    columns["group"] = np.minimum(columns["group"], len(groups))  # the last stands for those that are not known
+    return ObservedCalls(
+        columns,
+        {
+            "op": tables["ops"],
+            "reduce": tables["reduces"],
+            "group": [*(group.ranks for group in groups), ()],
+            "phase": [phase.name.lower() for phase in Phase],
+            "place": [Line(*line) for line in core.lines()],
+        },
+    )
 
 
 def _race(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from sandtable.trace import EventKind, HeldParameters, Snapshot, WatchedParameter
-from sandtable.vgpu.observing.events import EventLog, after
+from sandtable.trace import EventKind, GradientScale, Group, HeldParameters, Line, Snapshot, WatchedParameter
+from sandtable.vgpu.observing.events import EventLog, after, safely
+from sandtable.vgpu.observing.gradients import GradientLedger
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,24 +17,34 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterWatcher"]
 
-_MOST_SNAPSHOTS = 12
+_MOST_SNAPSHOTS = 16
+_MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
+_MOST_CLIPS = 2
+_MOST_UPDATES = 8
+"""Updates at which is noted whose gradients they use; what goes wrong does so from the start."""
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 class ParameterWatcher:
     """Watches the optimizers of this process, and the parameters of all modules from the first update on."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, groups: Sequence[Group]) -> None:
         self.parameters: tuple[WatchedParameter, ...] = ()
         self.snapshots: list[Snapshot] = []
+        self.scales: list[GradientScale] = []
         self._log = log
+        self._groups = groups
         self._tensors: list[ref[Tensor]] = []
         self._places: dict[int, int] = {}
         self._optimizers: list[ref[Any]] = []
         self._held: dict[int, HeldParameters] = {}
         self._num_updates = 0
         self._is_read = False
+        self._is_by_hand = False
+        self._num_clips = 0
+        self.gradients = GradientLedger(self._living)
+        self._found: dict[int, dict[str, Any]] = {}
 
     def install(self) -> None:
         """Watch optimizers that are made from now on, and their steps."""
@@ -41,8 +52,8 @@ class ParameterWatcher:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         after(Optimizer, "__init__", self._on_optimizer)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_pre_hook(safely(self._before_step))
+        register_optimizer_step_post_hook(safely(self._after_step))
 
     @property
     def optimizers(self) -> tuple[HeldParameters, ...]:
@@ -62,21 +73,50 @@ class ParameterWatcher:
         if self._is_read:
             return
         self._is_read = True
-        watched, tensors = [], []
+        watched: list[WatchedParameter] = []
+        tensors: list[ref[Tensor]] = []
         for root, module in enumerate(_outermost_modules()):
             for name, holder, tensor, is_buffer in _named_tensors(module):
                 if id(tensor) in self._places or len(watched) >= _MOST_PARAMETERS:
                     continue
                 self._places[id(tensor)] = len(watched)
-                watched.append(_watched(name, root, holder, tensor, is_buffer))
+                made, written = self._log.core.places_of([_local(tensor)])[0]
+                places = Line(*made), Line(*written)
+                watched.append(_watched(name, root, holder, tensor, is_buffer, places))
                 tensors.append(ref(tensor))
         self.parameters, self._tensors = tuple(watched), tensors
         self._take("parameters", self._living())
+
+    def begin_backward(self) -> None:
+        """Look at the parameters that the script has updated itself, where it has no optimizer."""
+        if self._is_by_hand and self._is_read:
+            self._num_updates += 1
+            self.take_parameters()
+
+    def end_backward(self) -> None:
+        """Look at the gradients of a script that updates the parameters itself."""
+        if not self._optimizers and not self._log.core.is_compiling():
+            self._is_by_hand = True
+            self.read()
+            gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
+            self._take("gradients", gradients)
+            self._take_scales(gradients)
+
+    def take_last(self) -> None:
+        """Take the identities of all parameters when the script has ended."""
+        if self._is_read and self._num_updates:
+            self._take("before", self._living(), is_last=True)
 
     def take_parameters(self) -> None:
         """Take the identities of all parameters after an update."""
         self.read()
         self._take("parameters", self._living())
+
+    def note_clip(self) -> None:
+        """Take the identities of all gradients before they are clipped."""
+        if self._is_read and self._num_clips < _MOST_CLIPS:
+            self._num_clips += 1
+            self._take("gradients before clipping", [None if each is None else each.grad for each in self._living()])
 
     def _on_optimizer(self, result: None, optimizer: Any, *args: Any, **options: Any) -> None:
         self._optimizers.append(ref(optimizer))
@@ -91,11 +131,82 @@ class ParameterWatcher:
             return
         self.read()
         self._note_held(optimizer)
-        self._log.note(EventKind.OPTIMIZER_STEP, subject=self._log.number_of("optimizer", optimizer))
-        self._take("gradients", [None if tensor is None else tensor.grad for tensor in self._living()])
+        number = self._log.number_of("optimizer", optimizer)
+        found = self.gradients.before_update(self._held[number].parameters)
+        if self._num_updates < _MOST_UPDATES:
+            found["unheld"] = self._unheld()
+            found["foreign"], found["idle_foreign"] = self._foreign(optimizer)
+        self._found[number] = self._log.note(EventKind.OPTIMIZER_STEP, subject=number, **found)
+        tensors = self._living()
+        if self._num_updates:
+            self._take("before", tensors)
+        gradients = [None if tensor is None else tensor.grad for tensor in tensors]
+        self._take("gradients", gradients)
+        self._take_scales(gradients)
+
+    def _take_scales(self, gradients: Sequence[Any]) -> None:
+        """Note over which groups the gradients were summed, and what they were multiplied by."""
+        if len(self.scales) >= _MOST_SCALES:
+            return
+        alike: dict[tuple[float, int, int], list[int]] = {}
+        for number, scale in enumerate(self._log.core.scales_of([_local(gradient) for gradient in gradients])):
+            if gradients[number] is not None:
+                alike.setdefault(scale, []).append(number)
+        for (factor, summed_over, summed_again), parameters in alike.items():
+            self.scales.append(
+                GradientScale(
+                    row=self._log.core.num_rows(),
+                    step=self._num_updates,
+                    place=self._log.place(),
+                    parameters=tuple(parameters),
+                    factor=factor,
+                    groups=self._members(summed_over),
+                    groups_again=self._members(summed_again),
+                )
+            )
+
+    def _members(self, mask: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(group.ranks for number, group in enumerate(self._groups) if mask >> number & 1)
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
         self._num_updates += 1
+        number = self._log.number_of("optimizer", optimizer)
+        if number in self._found:
+            self.gradients.after_update(self._held[number].parameters, self._found.pop(number))
+
+    def has_optimizer(self) -> bool:
+        """Return whether an optimizer has been made."""
+        return bool(self._optimizers)
+
+    def holders_of(self, tensors: Sequence[Any]) -> list[int]:
+        """Return the optimizers that hold one of these tensors."""
+        wanted = set(map(id, tensors))
+        return [
+            self._log.number_of("optimizer", optimizer)
+            for optimizer in filter(None, (made() for made in self._optimizers))
+            if any(id(tensor) in wanted for group in optimizer.param_groups for tensor in group["params"])
+        ]
+
+    def _unheld(self) -> list[int]:
+        """Return the watched parameters that have a gradient, and that no optimizer holds."""
+        held = {
+            id(tensor)
+            for optimizer in filter(None, (made() for made in self._optimizers))
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+        }
+        tensors = self._living()
+        return [index for index in self.gradients.with_gradients() if id(tensors[index]) not in held]
+
+    def _foreign(self, optimizer: Any) -> tuple[int, int]:
+        """Return how many tensors the optimizer holds that no module has, and how many of them have no gradient."""
+        foreign = [
+            tensor
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if self.index_of(tensor) < 0 and tensor.is_leaf
+        ]
+        return len(foreign), sum(tensor.grad is None for tensor in foreign)
 
     def _note_held(self, optimizer: Any) -> None:
         number = self._log.number_of("optimizer", optimizer)
@@ -110,17 +221,18 @@ class ParameterWatcher:
     def _living(self) -> list[Any]:
         return [tensor() for tensor in self._tensors]
 
-    def _take(self, of: str, tensors: Sequence[Any]) -> None:
-        if len(self.snapshots) >= _MOST_SNAPSHOTS:
+    def _take(self, of: str, tensors: Sequence[Any], *, is_last: bool = False) -> None:
+        if len(self.snapshots) >= _MOST_SNAPSHOTS and not is_last:
             return
-        plain = [_local(tensor) for tensor in tensors]
+        identities, outlines = self._log.core.identities_of([_local(tensor) for tensor in tensors])
         self.snapshots.append(
             Snapshot(
                 of=of,
                 row=self._log.core.num_rows(),
                 step=self._num_updates,
                 place=self._log.place(),
-                identities=tuple(self._log.core.identities_of(plain)),
+                identities=tuple(identities),
+                outlines=tuple(outlines),
             )
         )
 
@@ -150,7 +262,9 @@ def _short(name: str) -> str:
     return name
 
 
-def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool) -> WatchedParameter:
+def _watched(
+    name: str, root: int, holder: Module, tensor: Any, is_buffer: bool, places: tuple[Line, Line]
+) -> WatchedParameter:
     return WatchedParameter(
         name=name,
         root=root,
@@ -161,6 +275,8 @@ def _watched(name: str, root: int, holder: Module, tensor: Any, is_buffer: bool)
         requires_grad=bool(tensor.requires_grad),
         is_sharded=_is_sharded(tensor),
         is_buffer=is_buffer,
+        place=places[0],
+        written=places[1],
     )
 
 

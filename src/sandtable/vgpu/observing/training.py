@@ -1,8 +1,7 @@
-"""Training: backward passes, gradient scaling and clipping, schedulers and wrappers, in the order of their calls."""
+"""Training: backward passes, gradient scaling, schedulers and wrappers, in the order of their calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sandtable.trace import EventKind
@@ -11,8 +10,8 @@ from sandtable.vgpu.observing.events import EventLog, after, before
 __all__ = ["follow_training"]
 
 
-def follow_training(log: EventLog, index_of: Callable[[Any], int]) -> None:
-    """Note these calls from now on; `index_of` numbers watched parameters."""
+def follow_training(log: EventLog) -> None:
+    """Note these calls from now on."""
     import torch
     from torch.amp import GradScaler
     from torch.nn.parallel import DistributedDataParallel
@@ -54,22 +53,10 @@ def follow_training(log: EventLog, index_of: Callable[[Any], int]) -> None:
             subject=number("scheduler", self),
             name=type(self).__name__,
             optimizer=number("optimizer", self.optimizer),
+            is_initial=bool(getattr(self, "_is_initial", False)),
+            horizon=_horizon(self),
         ),
     )
-
-    def clip(how: str) -> Callable[..., None]:
-        def notice(parameters: Any, limit: Any = None, *args: Any, **options: Any) -> None:
-            tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            if isinstance(tensors, (list, tuple)):  # a generator must stay unread
-                log.note(EventKind.CLIP, how=how, parameters=[index_of(tensor) for tensor in tensors])
-            else:
-                log.note(EventKind.CLIP, how=how, parameters=[])
-
-        return notice
-
-    for name, how in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
-        before(torch.nn.utils, name, clip(how))
-        setattr(torch.nn.utils.clip_grad, name, getattr(torch.nn.utils, name))
 
     after(
         DistributedDataParallel,
@@ -80,5 +67,20 @@ def follow_training(log: EventLog, index_of: Callable[[Any], int]) -> None:
             wrapper="DistributedDataParallel",
             finds_unused=bool(self.find_unused_parameters),
             has_buffers=any(True for _ in module.buffers()),
+            number=number("wrapper", self),
+            group=torch.distributed.get_process_group_ranks(self.process_group),
+            broadcasts_buffers=bool(self.broadcast_buffers),
         ),
     )
+
+
+def _horizon(scheduler: Any) -> int:
+    """Return the number of steps after which a schedule is over, as far as it was told; 0 if it was not."""
+    for name in ("total_steps", "T_max", "total_iters"):
+        if isinstance(steps := getattr(scheduler, name, None), int):
+            return steps
+    for schedule in getattr(scheduler, "lr_lambdas", ()):
+        options = getattr(schedule, "keywords", {})
+        if isinstance(steps := options.get("num_training_steps"), int):
+            return steps
+    return 0

@@ -1,4 +1,4 @@
-"""Data parallel training whose forward pass goes through DDP."""
+"""Data parallel training of a small network."""
 
 import os
 

@@ -1,7 +1,6 @@
-# rule: replicas-diverge
+# rule: gradients-not-reduced, forward-around-wrapper
 # source: jingyaogong/minimind#853
-# ranks: 2
-"""Data parallel training whose forward pass goes around DDP, so that gradients stay local."""
+"""Data parallel training of a small network."""
 
 import os
 
@@ -23,6 +22,6 @@ for step in range(10):
     inputs, targets = torch.randn(16, 64).cuda(), torch.randn(16, 8).cuda()
     loss = nn.functional.mse_loss(model.module(inputs), targets)  # <-- here
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # <-- here
     optimizer.step()
 dist.destroy_process_group()

@@ -1,0 +1,110 @@
+"""Balance: a stage that computes longer than the others, and groups whose traffic takes the slow links."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from sandtable.check.cost import cost_text, severity_of
+from sandtable.engine.breakdown import Breakdown
+from sandtable.engine.timeline import Timeline, axis_name
+from sandtable.findings import Evidence, Finding
+from sandtable.trace import Collective, Kind, RankView, Trace, format_ranks
+from sandtable.units import format_bytes, format_seconds
+
+__all__ = ["slow_link", "slow_stage"]
+
+_WORTH_A_WORD = 0.1
+_UNEVEN = 1.3
+"""How many times the mean of all ranks the slowest must compute."""
+
+
+def slow_stage(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report ranks that compute much longer than the others, who wait for them."""
+    if timeline is None or len(trace.classes) < 2:
+        return
+    parts = {row.representative: timeline.breakdown(row.representative) for row in trace.classes}
+    busy = {rank: _busy(part) for rank, part in parts.items()}
+    sizes = {row.representative: row.size for row in trace.classes}
+    mean = sum(busy[rank] * sizes[rank] for rank in busy) / sum(sizes.values())
+    slowest = max(busy, key=lambda rank: (busy[rank], -rank))
+    waiting = max(part.bubble + part.straggler for rank, part in parts.items() if rank != slowest)
+    saved = min(busy[slowest] - mean, waiting)
+    if busy[slowest] < _UNEVEN * mean or saved < _WORTH_A_WORD * timeline.step_ns:
+        return
+    row = trace.class_of(slowest)
+    view = trace.rank(slowest)
+    yield Finding(
+        rule="slow-stage",
+        severity=severity_of(timeline, saved / 2),  # the first and the last stage always differ a little
+        message=f"ranks should compute equally long, but {format_ranks(row.ranks)} take "
+        f"{format_seconds(busy[slowest] / 1e9)} per step and the mean is {format_seconds(mean / 1e9)}; balance would "
+        f"save up to {cost_text(timeline, saved)}",
+        ranks=row.ranks,
+        evidence=tuple(_work_of(view, timeline)),
+        remedy="move layers from this stage to the others, counting the embedding and the loss as layers",
+    )
+
+
+def slow_link(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report groups that would fit into a node, but span nodes, and move more than groups inside nodes do."""
+    if timeline is None or trace.num_nodes < 2:
+        return
+    view = trace.rank(trace.classes[0].representative)
+    calls: dict[str, list[Collective]] = defaultdict(list)
+    for call in view.collectives(view.step_slice(timeline.step_number)):
+        if len(call.group.ranks) > 1:
+            calls[axis_name(call.group.name) + str(call.group.ranks)].append(call)
+    inside = [sum(call.bytes_in for call in own) for own in calls.values() if _num_nodes(trace, own[0]) == 1]
+    communication = timeline.breakdown(view.rank).communication
+    for own in calls.values():
+        group, moved = own[0].group, sum(call.bytes_in for call in own)
+        crosses = _num_nodes(trace, own[0]) > 1 and len(group.ranks) <= trace.ranks_per_node
+        if not crosses or not inside or moved < 2 * max(inside):
+            continue
+        exposed = communication.get(axis_name(group.name), 0)
+        if exposed < _WORTH_A_WORD * timeline.step_ns:
+            continue
+        places = Counter(call.line for call in own)
+        yield Finding(
+            rule="slow-link",
+            severity=severity_of(timeline, exposed / 2),
+            message="the groups that move most should lie inside a node, but ranks "
+            f"{format_ranks(group.ranks)} of axis {axis_name(group.name)} are on {_num_nodes(trace, own[0])} nodes and "
+            f"move {format_bytes(moved)} per step, more than groups inside a node do; this takes "
+            f"{cost_text(timeline, exposed)}",
+            ranks=group.ranks,
+            evidence=tuple(
+                Evidence(ranks=group.ranks, text=f"call {count} times per step", file=place.file, line=place.line)
+                for place, count in places.most_common(3)
+            ),
+            remedy='make this axis the innermost of the mesh, the last of init_device_mesh("cuda", (dp, tp)), so that '
+            "its ranks are neighbours",
+        )
+
+
+def _num_nodes(trace: Trace, call: Collective) -> int:
+    return len({rank // trace.ranks_per_node for rank in call.group.ranks})
+
+
+def _busy(part: Breakdown) -> int:
+    return part.forward + part.backward + part.recompute + part.optimizer
+
+
+def _work_of(view: RankView, timeline: Timeline) -> Iterator[Evidence]:
+    """Yield the lines that run most operators on the slow rank."""
+    span = view.step_slice(timeline.step_number)
+    records = view.records
+    lines = records.line[span][records.kind[span] == Kind.OPERATOR]
+    values, counts = np.unique(lines, return_counts=True)
+    for index in np.argsort(-counts, kind="stable")[:3].tolist():
+        place = view.line(int(values[index]))
+        if place.file:
+            yield Evidence(
+                ranks=view.rank_class.ranks,
+                text=f"run {int(counts[index]):,} operators per step",
+                file=place.file,
+                line=place.line,
+            )

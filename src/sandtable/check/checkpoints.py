@@ -1,0 +1,82 @@
+"""Checkpoints: a file must be complete before another rank reads it, and only one rank may write it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandtable.check.order import Meetings
+from sandtable.engine.timeline import Timeline
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace import EventKind, ScriptEvent, Trace
+
+__all__ = ["checkpoint_read_too_early", "checkpoint_written_by_all"]
+
+
+def checkpoint_read_too_early(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report files that one rank reads, and another one writes, with nothing that makes either wait."""
+    meetings = Meetings(trace)
+    writes = _by_path(trace, EventKind.WRITE)
+    reads = _by_path(trace, EventKind.READ)
+    for path, writers in writes.items():
+        early: list[int] = []
+        pair: tuple[int, ScriptEvent, ScriptEvent] | None = None
+        for writer, write in writers:
+            for reader, read in reads.get(path, ()):
+                has_own = any(rank == reader for rank, _ in writers)
+                if has_own or reader in early or meetings.are_in_order(writer, write, reader, read):
+                    continue
+                early.append(reader)
+                pair = pair or (writer, write, read)
+        if pair is not None:
+            writer, write, read = pair
+            yield Finding(
+                rule="checkpoint-read-too-early",
+                severity=Severity.ERROR,
+                message=f"a file must be complete before another rank reads it, but nothing makes the readers of "
+                f"{Path(path).name} wait for its writer",
+                ranks=tuple(sorted({writer, *early})),
+                evidence=(_evidence((writer,), "writes it", write), _evidence(tuple(early), "reads it", read)),
+                remedy="call torch.distributed.barrier() on all ranks after the file has been written",
+            )
+
+
+def checkpoint_written_by_all(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report checkpoints that several ranks of one node write at the same time."""
+    meetings = Meetings(trace)
+    for path, saves in _by_path(trace, EventKind.SAVE).items():
+        first = {}
+        for rank, save in saves:
+            first.setdefault(rank, save)
+        for node in {rank // trace.gpus_per_node for rank in first}:
+            together = [rank for rank in first if rank // trace.gpus_per_node == node]
+            clashing = [
+                rank
+                for rank in together[1:]
+                if not meetings.are_in_order(together[0], first[together[0]], rank, first[rank])
+            ]
+            if clashing:
+                ranks = (together[0], *clashing)
+                yield Finding(
+                    rule="checkpoint-written-by-all",
+                    severity=Severity.WARNING,
+                    message=f"one rank must write a file, but several of a node write {Path(path).name} at the same "
+                    "time, and may leave a mixture of theirs",
+                    ranks=ranks,
+                    evidence=(_evidence(ranks, "saves to the same path", first[ranks[0]]),),
+                    remedy="save on one rank (if dist.get_rank() == 0: ...), or give each rank a path of its own",
+                )
+                break
+
+
+def _by_path(trace: Trace, kind: EventKind) -> dict[str, list[tuple[int, ScriptEvent]]]:
+    events: dict[str, list[tuple[int, ScriptEvent]]] = defaultdict(list)
+    for rank, observed in sorted(trace.observations.items()):
+        for event in observed.of_kind(kind):
+            events[event.facts["path"]].append((rank, event))
+    return events
+
+
+def _evidence(ranks: tuple[int, ...], text: str, event: ScriptEvent) -> Evidence:
+    return Evidence(ranks=ranks, text=text, file=event.place.file, line=event.place.line)

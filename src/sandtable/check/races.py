@@ -1,0 +1,108 @@
+"""Races: kernels on different streams that touch the same memory in no order.
+
+They are found from the order of streams, events and waits, as a race detector finds those of threads, so they are there
+whatever the timing of one run is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from sandtable.check.relations import at_line
+from sandtable.engine.timeline import Timeline
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace import Line, Race, RaceKind, Trace
+
+__all__ = ["memory_reused_early", "overwritten_while_sent", "stream_race", "unawaited_collective"]
+
+
+def unawaited_collective(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report results of asynchronous collectives that are used before anyone waited for them."""
+    for race, ranks in _races(trace):
+        if race.is_earlier_call and race.kind is RaceKind.READ_AFTER_WRITE:
+            yield Finding(
+                rule="unawaited-collective",
+                severity=Severity.ERROR,
+                message=f"the result of an asynchronous call must be awaited before it is used, but {race.later} reads "
+                f"what {race.earlier} may still be writing",
+                ranks=ranks,
+                evidence=_evidence(race, ranks),
+                remedy="call wait() on the work that the collective returns before the first use, on the stream that "
+                "uses the tensor",
+            )
+
+
+def overwritten_while_sent(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report buffers that are written while a collective or a message may still read or write them."""
+    for race, ranks in _races(trace):
+        if race.is_earlier_call and race.kind in (RaceKind.WRITE_AFTER_READ, RaceKind.WRITE_AFTER_WRITE):
+            yield Finding(
+                rule="overwritten-while-sent",
+                severity=Severity.ERROR,
+                message=f"a buffer must stay as it is until the call that uses it is over, but {race.later} writes to "
+                f"one while {race.earlier} may still be under way",
+                ranks=ranks,
+                evidence=_evidence(race, ranks),
+                remedy="call wait() on the work before the buffer is written again, or use two buffers in turn",
+            )
+
+
+def stream_race(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report tensors that two streams use without an order between them."""
+    for race, ranks in _races(trace):
+        if not race.is_earlier_call and race.kind is not RaceKind.REUSED:
+            yield Finding(
+                rule="stream-race",
+                severity=Severity.ERROR,
+                message=f"streams that share a tensor must be ordered, but {race.later} on stream {race.later_stream} "
+                f"{_verb(race)} what {race.earlier} on stream {race.earlier_stream} {_earlier_verb(race)}",
+                ranks=ranks,
+                evidence=_evidence(race, ranks),
+                remedy="let the later stream wait: stream.wait_stream(other), or event.record() and event.wait(), "
+                "between the two",
+            )
+
+
+def memory_reused_early(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report tensors that were freed while another stream might still use them, and whose memory was taken since."""
+    for race, ranks in _races(trace):
+        if race.kind is RaceKind.REUSED:
+            yield Finding(
+                rule="memory-reused-early",
+                severity=Severity.ERROR,
+                message="memory must not be used again while a kernel may still use it, but a tensor was freed while "
+                f"{race.earlier} on stream {race.earlier_stream} was under way, and its memory was handed out again",
+                ranks=ranks,
+                evidence=_evidence(race, ranks),
+                remedy="call tensor.record_stream(stream) for each stream that uses a tensor made on another one, or "
+                "keep the tensor until the streams have been joined",
+            )
+
+
+def _races(trace: Trace) -> Iterator[tuple[Race, tuple[int, ...]]]:
+    """Yield each race once, with the captured ranks that have it."""
+    found: dict[tuple[Line, Line], dict[int, Race]] = defaultdict(dict)
+    for rank, observed in sorted(trace.observations.items()):
+        for race in observed.races:
+            found[race.earlier_place, race.later_place].setdefault(rank, race)
+    for races in found.values():
+        yield next(iter(races.values())), tuple(races)
+
+
+def _evidence(race: Race, ranks: Iterable[int]) -> tuple[Evidence, ...]:
+    ranks = tuple(ranks)
+    return (
+        at_line(ranks, f"issue {race.earlier} on stream {race.earlier_stream}", race.earlier_place),
+        at_line(ranks, f"issue {race.later} on stream {race.later_stream}", race.later_place)
+        if race.kind is not RaceKind.REUSED
+        else at_line(ranks, "take the memory again", race.later_place),
+    )
+
+
+def _verb(race: Race) -> str:
+    return "reads" if race.kind is RaceKind.READ_AFTER_WRITE else "writes"
+
+
+def _earlier_verb(race: Race) -> str:
+    return "reads" if race.kind is RaceKind.WRITE_AFTER_READ else "writes"

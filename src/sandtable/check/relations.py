@@ -1,0 +1,99 @@
+"""Relations: which part of a step a call belongs to, and how ranks are related: replicas, or parts of one model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from sandtable.findings import Evidence
+from sandtable.trace import CallIdentity, EventKind, Line, Observations
+
+__all__ = ["RankFacts", "RankTable", "at_line"]
+
+_FEW_BYTES = 64
+_MANY_BYTES = 1024
+"""Collectives of fewer bytes carry losses, counts and flags, which ranks of all kinds share."""
+
+_ACTIVATION_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
+
+
+class RankFacts:
+    """What follows from the observations of one rank."""
+
+    def __init__(self, observed: Observations) -> None:
+        self.observed = observed
+
+    @cached_property
+    def _turns(self) -> list[tuple[int, EventKind]]:
+        """The beginnings of backward passes and updates, in order."""
+        kinds = (EventKind.BACKWARD, EventKind.OPTIMIZER_STEP)
+        return [(event.row, event.kind) for event in self.observed.of_kind(*kinds)]
+
+    def is_forward(self, call: CallIdentity) -> bool:
+        """Return whether a call belongs to a forward pass: a backward pass follows, and no update before it."""
+        place = bisect_left(self._turns, (call.row, ""))
+        is_before_backward = place < len(self._turns) and self._turns[place][1] is EventKind.BACKWARD
+        return call.phase == "forward" and is_before_backward and call.row >= self.first_row
+
+    def is_of_gradients(self, call: CallIdentity) -> bool:
+        """Return whether a call belongs to a backward pass, or comes between the last one and the update."""
+        place = bisect_left(self._turns, (call.row, ""))
+        if call.row < self.first_row or place == 0:
+            return False
+        is_before_update = place < len(self._turns) and self._turns[place][1] is EventKind.OPTIMIZER_STEP
+        return is_before_update or call.phase in ("backward", "optimizer")
+
+    @cached_property
+    def first_row(self) -> int:
+        """The row behind which training begins: optimizers and wrappers have been made."""
+        first = self._turns[0][0] if self._turns else 1 << 62
+        made = self.observed.of_kind(EventKind.OPTIMIZER_MADE, EventKind.WRAPPED)
+        return max((event.row for event in made if event.row < first), default=0)
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """The identities of what came from the host while training, or else was drawn on the card."""
+        copies = [row for row in self.observed.host_copies if row.row >= self.first_row and row.num_bytes > _FEW_BYTES]
+        draws = [row for row in self.observed.draws if row.row >= self.first_row]
+        return tuple(row.identity for row in (copies or draws))
+
+    @cached_property
+    def activation_calls(self) -> tuple[CallIdentity, ...]:
+        """The collectives of forward passes that carry more than a few numbers."""
+        return tuple(
+            call
+            for call in self.observed.calls
+            if call.op in _ACTIVATION_OPS and call.num_bytes >= _MANY_BYTES and self.is_forward(call)
+        )
+
+
+class RankTable:
+    """The facts of all captured ranks."""
+
+    def __init__(self, observations: Mapping[int, Observations]) -> None:
+        self.ranks = {rank: RankFacts(observed) for rank, observed in sorted(observations.items())}
+
+    def have_same_inputs(self, ranks: Iterable[int]) -> bool:
+        """Return whether these ranks train on the same numbers, as far as any came from the host or were drawn."""
+        inputs = {self.ranks[rank].inputs for rank in ranks if rank in self.ranks}
+        return len(inputs) == 1 and any(inputs)
+
+    def have_different_inputs(self, ranks: Iterable[int]) -> bool:
+        """Return whether some of these ranks are known to train on different numbers."""
+        return len({self.ranks[rank].inputs for rank in ranks if rank in self.ranks}) > 1
+
+    def exchange_messages(self, one: int, other: int) -> bool:
+        """Return whether a rank sends or receives in a group that holds the other one."""
+        calls = self.ranks[one].observed.calls
+        return any(call.op in ("send", "recv") and (not call.group or other in call.group) for call in calls)
+
+    def shared_activations(self, one: int, other: int) -> set[str]:
+        """Return the kinds of collectives of forward passes that both ranks take part in."""
+        calls = self.ranks[one].activation_calls
+        return {call.op for call in calls if not call.group or other in call.group}
+
+
+def at_line(ranks: Iterable[int], text: str, place: Line) -> Evidence:
+    """Return the observation that these ranks did something on a line."""
+    return Evidence(ranks=tuple(ranks), text=text, file=place.file, line=place.line)

@@ -1,0 +1,133 @@
+"""Replicas: ranks that hold copies of a parameter must start alike, get the same gradient and stay alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from sandtable.check.parameter_copies import (
+    ParameterCopy,
+    are_different,
+    first_difference,
+    grouped,
+    replicas_of,
+    trained_copies,
+)
+from sandtable.check.relations import RankTable, at_line
+from sandtable.engine.timeline import Timeline
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace import EventKind, Line, Trace
+
+__all__ = ["gradients_not_reduced", "replicas_diverge", "replicas_start_different"]
+
+_MOST_NAMES = 3
+
+Copies = Sequence[ParameterCopy]
+
+
+def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report parameters that differ between ranks which nevertheless share their gradients."""
+    broken: dict[tuple[int, ...], list[Copies]] = defaultdict(list)
+    for copies in trained_copies(trace):
+        for members in grouped(copies, lambda copy: copy.gradients[0].identity):
+            is_shared = len(members) > 1 and members[0].gradients[0].are_known
+            if is_shared and are_different(copy.values[0] for copy in members):
+                broken[_ranks(members)].append(members)
+    for ranks, parameters in broken.items():
+        yield Finding(
+            rule="replicas-start-different",
+            severity=Severity.ERROR,
+            message=f"replicas of a parameter must start with the same numbers, but {_names(parameters)} "
+            "differ between ranks that share their gradients, and so they always will",
+            ranks=ranks,
+            evidence=(*_places(parameters[0]), *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "update it")),
+            remedy="give all replicas the same weights before the first step: broadcast those of one rank, wrap the "
+            "model in DistributedDataParallel, or use the same seed on these ranks",
+        )
+
+
+def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report parameters that start alike on ranks with different samples, and get a gradient of each rank's own."""
+    for ranks, parameters in _diverging(trace, by_gradient=True).items():
+        yield Finding(
+            rule="gradients-not-reduced",
+            severity=Severity.ERROR,
+            message=f"replicas of a parameter must get the same gradient on every rank, but {_names(parameters)} "
+            "get one of each rank's own and drift apart from the first update on",
+            ranks=ranks,
+            evidence=(
+                *_reductions(trace, parameters[0]),
+                *_events(trace, ranks, EventKind.BACKWARD, "compute their gradients"),
+                *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "update their parameters"),
+            ),
+            remedy="average the gradients over these ranks before the update: let the forward pass go through "
+            "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG",
+        )
+
+
+def replicas_diverge(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report parameters that start alike and get the same gradients, and yet become different."""
+    for ranks, parameters in _diverging(trace, by_gradient=False).items():
+        yield Finding(
+            rule="replicas-diverge",
+            severity=Severity.ERROR,
+            message=f"replicas must stay alike, but {_names(parameters)} become different though their gradients "
+            "are the same: ranks update them differently",
+            ranks=ranks,
+            evidence=tuple(_events(trace, ranks, EventKind.OPTIMIZER_STEP, "update their parameters")),
+            remedy="give the optimizer the same settings and the same state on these ranks, and change parameters "
+            "outside of it on all of them or on none",
+        )
+
+
+def _diverging(trace: Trace, *, by_gradient: bool) -> dict[tuple[int, ...], list[Copies]]:
+    """Return the replicas that become different, because of their gradients or in spite of them, by ranks."""
+    broken: dict[tuple[int, ...], list[Copies]] = defaultdict(list)
+    table = RankTable(trace.observations)
+    for copies in replicas_of(trace):
+        number = first_difference(copies, table)
+        if number >= 0 and by_gradient == (len({copy.gradients[number].identity for copy in copies}) > 1):
+            broken[_ranks(copies)].append(copies)
+    return broken
+
+
+def _ranks(copies: Copies) -> tuple[int, ...]:
+    return tuple(copy.rank for copy in copies)
+
+
+def _names(parameters: Sequence[Copies]) -> str:
+    names = [copies[0].parameter.name for copies in parameters]
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _places(copies: Copies) -> Iterator[Evidence]:
+    """Yield where the ranks made and last wrote their copies, once for all that did so on the same line."""
+    name = copies[0].parameter.name
+    for members in grouped(copies, lambda copy: copy.parameter.place):
+        yield at_line(_ranks(members), f"put their {name} on the card", members[0].parameter.place)
+    for members in grouped(copies, lambda copy: copy.parameter.written):
+        yield at_line(_ranks(members), f"write their {name} last before training", members[0].parameter.written)
+
+
+def _reductions(trace: Trace, copies: Copies) -> Iterator[Evidence]:
+    """Yield where gradients are summed over a group that does not hold all copies."""
+    groups = {group for copy in copies for group in copy.groups}
+    places: dict[Line, tuple[str, int, set[int]]] = {}
+    for copy in copies:
+        for call in trace.observations[copy.rank].calls:
+            if call.group in groups and call.reduce:
+                places.setdefault(call.place, (call.op, len(call.group), set()))[2].add(copy.rank)
+    for place, (op, size, ranks) in places.items():
+        yield at_line(sorted(ranks), f"call {op} over a group of {size} ranks", place)
+
+
+def _events(trace: Trace, ranks: Sequence[int], kind: EventKind, text: str) -> Iterator[Evidence]:
+    """Yield the first event of this kind, once for all ranks that have it on the same line."""
+    places: dict[Line, list[int]] = defaultdict(list)
+    for rank in ranks:
+        event = next(trace.observations[rank].of_kind(kind), None)
+        if event is not None:
+            places[event.place].append(rank)
+    for place, members in places.items():
+        yield at_line(members, text, place)

@@ -1,0 +1,192 @@
+"""Sums: what ranks add up must differ, once, and by the right number.
+
+A collective that sums equal contributions wastes the cards that computed them; a gradient that was summed twice, or was
+not divided by the number of ranks, makes another step than the script means.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from math import isclose, prod
+
+from sandtable.check.relations import RankFacts, RankTable, at_line
+from sandtable.engine.timeline import Timeline
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace import CallIdentity, EventKind, GradientScale, HostCopy, Observations, Trace
+
+__all__ = ["averaged_twice", "identical_shards", "reduced_twice", "same_samples", "summed_not_averaged"]
+
+_SUMS = ("sum", "avg", "premul_sum")
+_FEW_BYTES = 16
+"""Smaller sums are of losses and counts."""
+
+_MOST_COPIES = 4
+
+Call = tuple[tuple[int, ...], int]
+"""The ranks of a group, and the number of a call in it."""
+
+
+def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report gradients that are equal on all ranks before they are averaged."""
+    for ranks, calls in _equal_sums(trace, ops=("all_reduce", "reduce_scatter"), of_activations=False):
+        copies = [_copies_in_steps(trace.observations[rank]) for rank in ranks]
+        evidence = [_sum_evidence(ranks, calls[0])]
+        for copy in copies[0][:_MOST_COPIES]:
+            evidence.append(at_line(ranks, "get the same numbers from the host", copy.place))
+        yield Finding(
+            rule="same-samples",
+            severity=Severity.WARNING,
+            message="ranks that average their gradients must compute them from different samples, but all "
+            f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
+            ranks=ranks,
+            evidence=tuple(dict.fromkeys(evidence)),
+            remedy="give each data-parallel rank its own part of the data: a DistributedSampler with num_replicas and "
+            "rank (and set_epoch), or a seed that depends on the rank where samples are drawn at random",
+        )
+
+
+def identical_shards(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report activations that are equal on all ranks which add them up or put them side by side."""
+    ops = ("all_reduce", "reduce_scatter", "all_gather")
+    for ranks, calls in _equal_sums(trace, ops=ops, of_activations=True):
+        yield Finding(
+            rule="identical-shards",
+            severity=Severity.WARNING,
+            message="ranks that each compute a part of a layer must hold different parts of its weights, but all "
+            f"{len(ranks)} captured ranks of the group put the same activations together",
+            ranks=ranks,
+            evidence=(_sum_evidence(ranks, calls[0]),),
+            remedy="initialise each shard from its own random numbers (a seed that depends on the rank in the group), "
+            "or cut the shards out of one full weight",
+        )
+
+
+def reduced_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report gradients that were summed over a group a second time, though nothing was added since."""
+    for scale, ranks in _scales(trace):
+        if scale.groups_again:
+            again = scale.groups_again[0]
+            yield Finding(
+                rule="reduced-twice",
+                severity=Severity.WARNING,
+                message="gradients must be reduced over a group once, but those of "
+                f"{_parameters(trace, ranks[0], scale)} were reduced twice over a group of {len(again)} ranks",
+                ranks=ranks,
+                evidence=(*_reductions(trace, ranks[0], again), at_line(ranks, "update their parameters", scale.place)),
+                remedy="leave one of the two out: DistributedDataParallel and FSDP have reduced the gradients when "
+                "backward() returns",
+            )
+
+
+def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report gradients that were summed over ranks and divided by nothing, and a loss that was not either."""
+    table = RankTable(trace.observations)
+    for scale, ranks in _scales(trace):
+        groups = [group for group in scale.groups if table.have_different_inputs(group)]  # (not parts of one model)
+        count = prod(map(len, groups))
+        if count < 2 or scale.groups_again or not isclose(scale.factor, 1, rel_tol=1e-6):
+            continue
+        if any(_divides_loss(facts, (count, *map(len, groups))) for facts in table.ranks.values()):
+            continue
+        yield Finding(
+            rule="summed-not-averaged",
+            severity=Severity.WARNING,
+            message=f"gradients must be averaged over {count} ranks, but those of "
+            f"{_parameters(trace, ranks[0], scale)} were summed: each update is {count} times as large as on one rank",
+            ranks=ranks,
+            evidence=(*_reductions(trace, ranks[0], groups[0]), at_line(ranks, "update them", scale.place)),
+            remedy="use ReduceOp.AVG, or divide the gradients (or the loss) by the number of ranks",
+        )
+
+
+def averaged_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report gradients that were divided by the number of ranks once more than they were summed."""
+    for scale, ranks in _scales(trace):
+        count = prod(map(len, scale.groups))
+        if count < 2 or scale.groups_again:
+            continue
+        if any(isclose(scale.factor * count * len(group), 1, rel_tol=1e-4) for group in scale.groups if len(group) > 1):
+            yield Finding(
+                rule="averaged-twice",
+                severity=Severity.WARNING,
+                message=f"gradients summed over {count} ranks must be divided by {count}, but those of "
+                f"{_parameters(trace, ranks[0], scale)} were divided by {1 / scale.factor:g}",
+                ranks=ranks,
+                evidence=(*_reductions(trace, ranks[0], scale.groups[0]), at_line(ranks, "update them", scale.place)),
+                remedy="divide once: DistributedDataParallel, FSDP and ReduceOp.AVG average already",
+            )
+
+
+def _equal_sums(
+    trace: Trace, *, ops: Sequence[str], of_activations: bool
+) -> Iterator[tuple[tuple[int, ...], list[CallIdentity]]]:
+    """Yield groups whose captured members put equal numbers into most of what they sum, with the calls of one."""
+    by_call: dict[Call, dict[int, CallIdentity]] = defaultdict(dict)
+    for rank, observed in sorted(trace.observations.items()):
+        facts = RankFacts(observed)
+        for call in facts.activation_calls if of_activations else filter(facts.is_of_gradients, observed.calls):
+            is_one = call.op in ops and call.num_bytes >= _FEW_BYTES and call.identity
+            if is_one and (call.op == "all_gather" or call.reduce in _SUMS):
+                by_call[call.group, call.number][rank] = call
+    equal: dict[tuple[int, ...], list[CallIdentity]] = defaultdict(list)
+    total: Counter[tuple[int, ...]] = Counter()
+    for calls in by_call.values():
+        ranks = tuple(sorted(calls))
+        if len(ranks) > 1:
+            total[ranks] += next(iter(calls.values())).num_bytes
+            if len({call.identity for call in calls.values()}) == 1:
+                equal[ranks].append(calls[ranks[0]])
+    for ranks, same in equal.items():
+        if 2 * sum(call.num_bytes for call in same) > total[ranks]:
+            yield ranks, same
+
+
+def _copies_in_steps(observed: Observations) -> list[HostCopy]:
+    """Return the copies from the host in the second step, the largest first; one per line of the script."""
+    first = next((event.row for event in observed.of_kind(EventKind.OPTIMIZER_STEP)), 0)
+    copies = {copy.place: copy for copy in observed.host_copies if copy.row > first and copy.num_bytes > 64}
+    return sorted(copies.values(), key=lambda copy: -copy.num_bytes)
+
+
+def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
+    """Yield how most gradients of a rank were scaled in its last update but one, once for all ranks that agree."""
+    found: dict[tuple[float, tuple[tuple[int, ...], ...]], tuple[GradientScale, dict[int, None]]] = {}
+    for rank, observed in sorted(trace.observations.items()):
+        steps = sorted({scale.step for scale in observed.scales})
+        if not steps:
+            continue
+        last = [scale for scale in observed.scales if scale.step == steps[-1]]
+        for scale in last:
+            sizes = tuple(tuple(len(group) for group in groups) for groups in (scale.groups, scale.groups_again))
+            found.setdefault((scale.factor, sizes), (scale, {}))[1][rank] = None
+    for scale, ranks in found.values():
+        yield scale, tuple(ranks)
+
+
+def _divides_loss(facts: RankFacts, sizes: Sequence[int]) -> bool:
+    """Return whether a rank divides a loss by a multiple of one of these sizes, or by a count that ranks add up."""
+    factors = facts.observed.loss_factors
+    numbers = {round(number) for factor in factors for number in (factor, 1 / factor if factor else 0) if number > 1.5}
+    if any(number % size == 0 for number in numbers for size in sizes if size > 1):
+        return True
+    calls = facts.observed.calls
+    return any(row.op == "all_reduce" and row.num_bytes <= _FEW_BYTES and facts.is_forward(row) for row in calls)
+
+
+def _reductions(trace: Trace, rank: int, group: tuple[int, ...]) -> Iterator[Evidence]:
+    """Yield the lines on which gradients are reduced over this group."""
+    facts, world = RankFacts(trace.observations[rank]), tuple(range(trace.world_size))
+    calls = [call for call in facts.observed.calls if (call.group or world) == group and call.reduce in _SUMS]
+    ranks = sorted(set(group) & trace.observations.keys())
+    for place, op in {call.place: call.op for call in calls if facts.is_of_gradients(call)}.items():
+        yield at_line(ranks, f"call {op} on gradients", place)
+
+
+def _sum_evidence(ranks: tuple[int, ...], call: CallIdentity) -> Evidence:
+    return at_line(ranks, f"put the same numbers into {call.op}", call.place)
+
+
+def _parameters(trace: Trace, rank: int, scale: GradientScale) -> str:
+    names = [trace.observations[rank].parameters[number].name for number in scale.parameters]
+    return names[0] if len(names) == 1 else f"{len(names)} parameters ({names[0]}, ...)"

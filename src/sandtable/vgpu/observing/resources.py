@@ -1,0 +1,141 @@
+"""Resources: memory by line and by card, emptied caches, files of weights, and the time that batches take."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import zlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from sandtable.trace import CacheFlush, CheckpointRead, DeviceUse, HostRead, InputWait, Line, MemoryMark
+from sandtable.vgpu.observing.events import EventLog, before
+from sandtable.vgpu.observing.retention import RetentionWatcher
+
+__all__ = ["ResourceWatcher", "device_uses", "host_reads"]
+
+_MOST_MARKED_STEPS = 8
+_MOST_LINES = 200
+_MOST_FLUSHES = 1000
+_MOST_WAITS = 2000
+
+
+class ResourceWatcher:
+    """Notes what this process takes of the node, from `install` on."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.flushes: list[CacheFlush] = []
+        self.reads: list[CheckpointRead] = []
+        self.waits: list[InputWait] = []
+        self.marks: list[MemoryMark] = []
+        self.retention = RetentionWatcher()
+        self._log = log
+        self._step = 0
+
+    def install(self) -> None:
+        """Watch the functions of torch that are concerned."""
+        import torch
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        before(torch.cuda, "empty_cache", self._on_flush)
+        torch.cuda.memory.empty_cache = torch.cuda.empty_cache
+        _around(torch, "load", self._on_load)
+        torch.serialization.load = torch.load
+        _around(_BaseDataLoaderIter, "__next__", self._on_batch)
+
+    def end_step(self) -> None:
+        """Note what is held at the end of a step."""
+        self._step += 1
+        if self._step > _MOST_MARKED_STEPS or self._log.core.is_compiling():
+            return
+        self.retention.look(self._step)
+        for place, num_bytes, num_tensors in self._log.core.memory_living(self._log.core.current_device()):
+            if len(self.marks) < _MOST_MARKED_STEPS * _MOST_LINES:
+                self.marks.append(
+                    MemoryMark(step=self._step, num_bytes=num_bytes, num_tensors=num_tensors, place=Line(*place))
+                )
+
+    def _on_flush(self) -> None:
+        if len(self.flushes) < _MOST_FLUSHES:
+            self.flushes.append(CacheFlush(row=self._log.core.num_rows(), step=self._step, place=self._log.place()))
+
+    def _on_load(self, load: Callable[[], Any], path: Any = None, *args: Any, **options: Any) -> Any:
+        core = self._log.core
+        earlier = _bytes_on_cards(core)
+        loaded = load()
+        taken = {card: size - earlier.get(card, 0) for card, size in _bytes_on_cards(core).items()}
+        is_file = isinstance(path, str | os.PathLike) and os.path.exists(path)
+        self.reads.append(
+            CheckpointRead(
+                path=str(path) if is_file else "",
+                file_bytes=os.path.getsize(path) if is_file else 0,
+                bytes_on_device=tuple((_card_of_node(card), size) for card, size in sorted(taken.items()) if size > 0),
+                is_mapped=bool(options.get("mmap")),
+                place=self._log.place(),
+            )
+        )
+        return loaded
+
+    def _on_batch(self, take: Callable[[], Any], batches: Any) -> Any:
+        start = time.perf_counter_ns()
+        batch = take()
+        if len(self.waits) < _MOST_WAITS:
+            self.waits.append(
+                InputWait(
+                    loader=self._log.number_of("loader iterator", batches),
+                    batch=int(batches._num_yielded),
+                    step=self._step,
+                    nanoseconds=time.perf_counter_ns() - start,
+                    num_workers=int(batches._num_workers),
+                    place=self._log.place(),
+                )
+            )
+        return batch
+
+
+def device_uses(core: ModuleType) -> tuple[DeviceUse, ...]:
+    """Return the lines that took most of each card, and where each first took part in a collective."""
+    uses = [
+        DeviceUse(device=_card_of_node(device), is_call=True, num_bytes=0, place=Line(*place))
+        for device, place in core.call_devices()
+    ]
+    for device in range(core.num_cards()):
+        lines = sorted(core.memory_uses(device), key=lambda use: (-use[1], use[0]))
+        uses += [
+            DeviceUse(device=_card_of_node(device), is_call=False, num_bytes=num_bytes, place=Line(*place))
+            for place, num_bytes, _ in lines[:8]
+        ]
+    return tuple(uses)
+
+
+def host_reads(core: ModuleType) -> tuple[HostRead, ...]:
+    """Return where the host waited for the card."""
+    return tuple(
+        HostRead(kind=kind, count=count, library=library, place=Line(*place))
+        for kind, place, library, count in core.host_reads()
+    )
+
+
+def _card_of_node(device: int) -> int:
+    """Return the number that a card has on its node, of one that this process may see under another number."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if device >= len(names):
+        return device
+    return int(names[device]) if names[device].isdigit() else zlib.crc32(names[device].encode())
+
+
+def _bytes_on_cards(core: ModuleType) -> dict[int, int]:
+    return {card: sum(use[1] for use in core.memory_living(card)) for card in range(core.num_cards())}
+
+
+def _around(owner: Any, name: str, notice: Callable[..., Any]) -> None:
+    """Have `notice` make each call of this function: it is given what makes it, and the arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        return notice(functools.partial(original, *args, **options), *args, **options)
+
+    setattr(owner, name, call)

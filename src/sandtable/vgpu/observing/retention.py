@@ -1,0 +1,228 @@
+"""Retention: what of the script holds more tensors from step to step, as a list of losses or a sum of them does.
+
+Looks at the living objects of the process after a few updates: containers that have more tensors each time, and tensors
+whose history reaches back over several steps, because each of them keeps the graph of a step alive.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import itertools
+import linecache
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+from sandtable.trace import Line, TensorHolder
+from sandtable.vgpu.failures import is_library
+
+__all__ = ["RetentionWatcher"]
+
+_LAST_STEP = 4
+"""Scripts that keep something do so in every step."""
+
+_MOST_ITEMS = 10_000
+_MOST_NODES = 256
+_MOST_PARTS = 64
+_DEPTH = 5
+_NOT_OF_SCRIPTS = frozenset({"torch", "builtins", "numpy", "collections", "sandtable"})
+_ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault"})
+
+
+class RetentionWatcher:
+    """Compares what is held after the first updates."""
+
+    def __init__(self) -> None:
+        self.holders: dict[str, TensorHolder] = {}
+        self._ends: list[int] = []
+        self._counts: list[dict[int, int]] = []
+        self._names: dict[int, tuple[Any, str]] = {}
+
+    def look(self, step: int) -> None:
+        """Look at all containers and graphs after an update."""
+        if len(self._ends) >= _LAST_STEP:
+            return
+        containers: dict[int, tuple[Any, int]] = {}
+        tensors = []
+        self._names = _names_in_script()
+        # What the script made before its imports ended is not among the collector's objects.
+        for thing in itertools.chain(gc.get_objects(), [thing for thing, _ in self._names.values()]):
+            kind = type(thing)
+            if kind is list or kind is deque or kind is dict:
+                count = _num_tensors(thing)
+                if count:
+                    containers[id(thing)] = thing, count
+            elif _is_tensor(kind) and thing.grad_fn is not None:
+                tensors.append(thing)
+        if len(self._ends) >= 2:
+            self._compare(containers)
+            for tensor in tensors:
+                if self._spans_steps(tensor):
+                    self._add(tensor, "graph", 1)
+        self._ends.append(_sequence_number())
+        self._counts.append({key: count for key, (_, count) in containers.items()})
+
+    def _compare(self, containers: dict[int, tuple[Any, int]]) -> None:
+        for key, (container, count) in containers.items():
+            before = [counts.get(key, 0) for counts in self._counts[-2:]]
+            if before[0] < before[1] < count and getattr(container, "maxlen", None) is None:
+                self._add(container, type(container).__name__, count)
+
+    def _spans_steps(self, tensor: Any) -> bool:
+        """Return whether the tensor was computed from results of at least two earlier steps."""
+        nodes, past = deque([tensor.grad_fn]), set()
+        seen = {tensor.grad_fn}
+        while nodes and len(seen) < _MOST_NODES:
+            node = nodes.popleft()
+            number = node._sequence_nr()
+            window = sum(number >= end for end in self._ends)
+            if window < len(self._ends):
+                past.add(window)
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen and "AccumulateGrad" not in following.name():
+                    seen.add(following)
+                    nodes.append(following)
+        return len(past) >= 2
+
+    def _add(self, thing: Any, kind: str, count: int) -> None:
+        name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
+        if name:
+            files = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
+            place = next((place for file, names in files.items() if (place := _place_of(name, file, names))), None)
+            self.holders[name] = TensorHolder(
+                name=name,
+                kind=kind,
+                num_tensors=count,
+                has_graph=kind == "graph" or _has_graph(thing),
+                place=place or Line(),
+            )
+
+
+def _is_tensor(kind: type) -> bool:
+    from torch import Tensor
+    from torch.nn import Parameter
+
+    return kind is Tensor or (issubclass(kind, Tensor) and kind is not Parameter)
+
+
+def _tensors_in(thing: Any) -> Iterator[Any]:
+    """Yield the tensors of a container that take memory of the card or keep a graph, also those one level down."""
+    for item in list(thing.values()) if isinstance(thing, dict) else list(thing):
+        kind = type(item)
+        if _is_tensor(kind):
+            yield item
+        elif kind is tuple or kind is dict:
+            yield from (part for part in (item.values() if kind is dict else item) if _is_tensor(type(part)))
+
+
+def _num_tensors(thing: Any) -> int:
+    if not 0 < len(thing) <= _MOST_ITEMS:
+        return 0
+    return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or tensor.grad_fn is not None)
+
+
+def _has_graph(thing: Any) -> bool:
+    return any(tensor.grad_fn is not None for tensor in _tensors_in(thing))
+
+
+def _sequence_number() -> int:
+    """Return the number that the next function of autograd gets, about."""
+    import torch
+
+    with torch.enable_grad():
+        return int(torch.zeros(1, requires_grad=True).mul(1).grad_fn._sequence_nr())  # type: ignore[union-attr]
+
+
+def _script_frames() -> list[FrameType]:
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _names_in_script() -> dict[int, tuple[Any, str]]:
+    """Return the containers and tensors that the script's variables lead to, with the names of these, by id."""
+    scopes: list[Mapping[str, Any]] = []
+    for frame in _script_frames():
+        scopes += [frame.f_locals, frame.f_globals]
+    found: dict[int, tuple[Any, str]] = {}
+    seen: set[int] = set()
+    level = [(value, name) for scope in scopes for name, value in list(scope.items())]
+    for _ in range(_DEPTH):
+        level = [(value, name) for value, name in level if id(value) not in seen and not isinstance(value, ModuleType)]
+        seen.update(id(value) for value, _ in level)
+        following: list[tuple[Any, str]] = []
+        for value, name in level[:_MOST_ITEMS]:
+            if _is_container(value) or _is_tensor(type(value)):
+                found[id(value)] = value, name
+            following += _parts_of(value, name)
+        level = following
+    return found
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in (list, dict, deque)
+
+
+def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
+    """Return what is inside a container, which has its name, or an object, whose attributes have their own."""
+    if type(value) is dict:
+        return [(part, name) for part in list(value.values())[:_MOST_PARTS]]
+    if type(value) in (list, tuple, deque):
+        return [(part, name) for part in list(value)[:_MOST_PARTS]]
+    own = getattr(value, "__dict__", None)
+    is_own = type(value).__module__.partition(".")[0] not in _NOT_OF_SCRIPTS
+    return [(part, key) for key, part in list(own.items())] if is_own and type(own) is dict else []
+
+
+def _name_by_holder(thing: Any) -> str:
+    """Return the name under which another object holds this one; "" if none does."""
+    for holder in gc.get_referrers(thing):
+        # The attributes of an object may be in no dictionary.
+        names = holder if type(holder) is dict else getattr(holder, "__dict__", None)
+        for name, value in list(names.items()) if isinstance(names, dict) else ():
+            if value is thing and isinstance(name, str):
+                return name
+    return ""
+
+
+def _place_of(name: str, file: str, names: dict[str, Any]) -> Line | None:
+    """Return the line of this file that adds to the variable or attribute of this name."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file, names)))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if _adds_to(node, name):
+            return Line(file, node.lineno, "")  # type: ignore[attr-defined]
+    return None
+
+
+def _adds_to(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=holder, attr=method)):
+            return method in _ADDING and _last_name(holder) == name
+        case ast.AugAssign(target=target):
+            return _last_name(target) == name
+        case ast.Assign(targets=[target], value=value):
+            if isinstance(target, ast.Subscript):
+                return _last_name(target.value) == name
+            return _last_name(target) == name and any(_last_name(part) == name for part in ast.walk(value))
+    return False
+
+
+def _last_name(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=value):
+            return _last_name(value)
+    return ""

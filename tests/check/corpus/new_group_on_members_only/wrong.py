@@ -1,0 +1,27 @@
+# rule: group-mismatch
+# source: pytorch/pytorch#130102
+# ranks: 4
+"""Each rank makes only the group it belongs to."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+if rank < world // 2:
+    group = dist.new_group([0, 1])  # <-- here
+else:
+    group = dist.new_group([2, 3])  # <-- here
+
+weight = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(4):
+    (torch.randn(8, 64, device="cuda") @ weight).sum().backward()
+    dist.all_reduce(weight.grad, group=group)
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()

@@ -1,0 +1,36 @@
+"""Mixed precision in float16: gradients are unscaled, then clipped."""
+
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("nccl")
+rank, size = (dist.get_rank(), dist.get_world_size())
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.manual_seed(0)
+
+
+def net():
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8)).cuda()
+
+
+def batch(n=16):
+    return (torch.randn(n, 64).cuda(), torch.randint(8, (n,)).cuda())
+
+
+m = DDP(net())
+o = torch.optim.AdamW(m.parameters())
+s = torch.amp.GradScaler("cuda")
+sch = torch.optim.lr_scheduler.LinearLR(o)
+torch.manual_seed(rank)
+for _ in range(5):
+    x, y = batch()
+    with torch.autocast("cuda", torch.float16):
+        l = nn.functional.cross_entropy(m(x), y)
+    o.zero_grad()
+    s.scale(l).backward()
+    s.unscale_(o)
+    torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+    s.step(o)
+    s.update()
+    sch.step()
