@@ -163,7 +163,8 @@ def write_arrays(path: str | PathLike[str], document: Mapping[str, Any], arrays:
     keys = list(arrays)
     text = np.frombuffer(json.dumps({**document, "keys": keys}).encode(), dtype=np.uint8)
     with open(path, "wb") as file:
-        np.savez(file, document=text, **{f"array{number}": arrays[key] for number, key in enumerate(keys)})
+        numbered: dict[str, Any] = {f"array{number}": arrays[key] for number, key in enumerate(keys)}
+        np.savez(file, document=text, **numbered)
 
 
 def read_arrays(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Array]]:

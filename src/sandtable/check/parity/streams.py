@@ -44,8 +44,8 @@ def find_streams(parallel: Sequence[RankValues], outline: RankValues) -> tuple[S
         )
     if not everything and not any(_is_sample(draw) for draw in outline.draws):
         raise ParityError(
-            "samples must reach the GPU, by a copy from the host or drawn there, but a single process neither copies nor "
-            "draws any; train on cuda devices"
+            "samples must reach the GPU, by a copy from the host or drawn there, but a single process neither copies "
+            "nor draws any; train on cuda devices"
         )
     whole = [frozenset(rank) >= everything for rank in copies]
     if all(whole):

@@ -217,8 +217,9 @@ class ValueRecorder:
         import torch
         from torch.distributed.fsdp import FullyShardedDataParallel
 
+        name = "clip_grad_norm_"
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad, FullyShardedDataParallel):
-            owner.clip_grad_norm_ = self._before_clipping(owner.clip_grad_norm_)  # type: ignore[attr-defined]
+            setattr(owner, name, self._before_clipping(getattr(owner, name)))
 
     def _before_clipping(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -276,5 +277,5 @@ def _run_uncompiled() -> None:
     def leave(model: Any = None, **options: Any) -> Any:
         return (lambda function: function) if model is None else model
 
-    torch.compile = leave  # type: ignore[assignment]
-    Module.compile = lambda self, *args, **options: None  # type: ignore[method-assign, assignment]
+    torch.compile = leave
+    Module.compile = lambda self, *args, **options: None  # type: ignore[method-assign]
