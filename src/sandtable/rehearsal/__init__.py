@@ -8,7 +8,6 @@ The command line, notebooks, searches and validation all go through here.
 """
 
 from sandtable.rehearsal.calibration import calibrate
-from sandtable.rehearsal.parity import Parity, ParityOptions, check_parity, check_parity_command
 from sandtable.rehearsal.rehearsal import Rehearsal, compare, load
 from sandtable.rehearsal.script import LaunchOptions, make_job, rehearse, rehearse_command
 from sandtable.rehearsal.store import CaptureStore
@@ -16,12 +15,8 @@ from sandtable.rehearsal.store import CaptureStore
 __all__ = [
     "CaptureStore",
     "LaunchOptions",
-    "Parity",
-    "ParityOptions",
     "Rehearsal",
     "calibrate",
-    "check_parity",
-    "check_parity_command",
     "compare",
     "load",
     "make_job",
