@@ -34,6 +34,7 @@ from sandtable.vgpu.real_values.settings import ValueSettings
 __all__ = ["Parity", "ParityOptions", "check_parity", "check_parity_command", "merged_arguments"]
 
 _RTOL, _HALF_RTOL = 1e-3, 6e-2
+_MAX_RANKS = 64
 _HALF = ("float16", "bfloat16")
 
 
@@ -183,6 +184,11 @@ class _Runs:
     def compare(self) -> Parity:
         """Make all runs, and return what differs."""
         job = self._job
+        if job.world_size > _MAX_RANKS:
+            raise ParityError(
+                f"parity runs every rank as a process, so there must be at most {_MAX_RANKS} ranks, but got "
+                f"{job.world_size}; give fewer: mistakes of scale show with 2 ranks along each axis"
+            )
         parallel = self._run(job, "all ranks")
         single = replace(
             job,
