@@ -52,7 +52,7 @@ for _ in range(3):
             gradient = torch.empty_like(result)
             dist.recv(gradient, rank + 1)
             result.backward(gradient)
-        if not is_first:
+        if tokens.grad is not None:
             dist.send(tokens.grad, rank - 1)
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, group=replicas)

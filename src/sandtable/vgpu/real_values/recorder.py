@@ -48,6 +48,7 @@ class ValueRecorder:
         self._places: dict[str, tuple[str, int]] = {}
         self._updates: dict[int, int] = {}
         self._is_begun = False
+        self._set: set[tuple[int, str]] = set()
 
     def install(self) -> None:
         """Watch copies, draws, optimizers and modules from now on."""
@@ -156,8 +157,10 @@ class ValueRecorder:
         with self._quietly():
             self._note_values()
             for owned in self._owned:
-                offered = self._guide.values.get((self._update_of(owned), owned.piece.name))
-                if offered is not None:
+                key = (self._update_of(owned), owned.piece.name)
+                offered = self._guide.values.get(key)
+                if offered is not None and key not in self._set:
+                    self._set.add(key)
                     _write(owned, owned.value, offered)
 
     def _note_values(self) -> None:
