@@ -78,14 +78,6 @@ class RehearsalOptions(WhatIfOptions):
     skip_steps: Annotated[
         int, typer.Option(min=1, help="how many of the steps come before those that are timed, such as a warm-up")
     ] = 1
-    epochs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="follow the script, after the steps, until its data loaders have been read this often (0: for a few "
-            "seconds): do all ranks meet to the end?",
-        ),
-    ] = 0
     routing: Annotated[
         str,
         typer.Option(
@@ -145,7 +137,6 @@ class RehearsalOptions(WhatIfOptions):
             costs=self.costs or "",
             step_marker=self.step_marker,
             skip_steps=self.skip_steps,
-            num_epochs=self.epochs,
             routing=self.routing,
             num_epochs=self.epochs,
             command=("sandtable", *sys.argv[1:]),

@@ -122,7 +122,6 @@ class Capture:
         flat_buffers: FlatBufferReader,
         host_memory: HostMemoryReader,
         observer: Observer | None,
-        values: ValueRecorder | None,
     ) -> None:
         self._settings = settings
         self._core = core
@@ -133,13 +132,13 @@ class Capture:
         self._flat_buffers = flat_buffers
         self._host_memory = host_memory
         self._observer = observer
+        self._values = _record_values(core, settings, steps)
         self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
         self._loaders = BatchCounter()
         self._loaders.install()
         self._frozen: RankRecords | None = None
         self._frozen_observations: Observations | None = None
         steps.on_enough = self._follow
-        self._values = values
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -181,16 +180,11 @@ class Capture:
         )
         if observer is not None:
             steps.on_backward = observer.begin_backward, observer.end_backward
-        values = ValueRecorder(core, settings.values) if settings.values is not None else None
-        if values is not None:
-            values.install()
-            steps.on_backward = _nothing, values.end_backward
-            steps.on_roots = values.begin_backward
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
         skipped.install()
-        _adapt_torch(core, has_values=values is not None)
+        _adapt_torch(core, has_values=settings.values is not None)
         operators = DescribedOperators(ask_for_description)
         follow_extensions(core, operators.implement)
         finder = follow_packages(
@@ -207,7 +201,7 @@ class Capture:
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer, values)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -345,8 +339,15 @@ class Capture:
             self._core.note(NO_STEPS, self._steps.describe_none())
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _record_values(core: ModuleType, settings: RankSettings, steps: StepCounter) -> ValueRecorder | None:
+    """Have all values computed and saved, if they are wanted."""
+    if settings.values is None:
+        return None
+    values = ValueRecorder(core, settings.values)
+    values.install()
+    steps.on_backward = lambda: None, values.end_backward
+    steps.on_roots = values.begin_backward
+    return values
 
 
 def _watch_host(channel: RankChannel) -> None:

@@ -11,8 +11,8 @@ A step ends where the parameters have been updated, by the first of these that t
 Each of these leaves a row at every update; which rows end a step is decided when the capture ends (`step_rows.py`).
 After the last wanted step the capture continues through what closes the step (logging, schedulers) and stops at the
 next forward pass; at a mark it stops at once. There the script may be followed further, without records
-(`following.py`). Ranks that talk over their own sockets continue to the end of the script, because others would wait for
-one that stopped.
+(`following.py`). Ranks that talk over their own sockets continue to the end of the script, because others would wait
+for one that stopped.
 """
 
 from __future__ import annotations
