@@ -10,6 +10,9 @@ from sandtable.check import RULES, explain, rule_pages
 from sandtable.errors import LaunchError
 
 SOURCES = Path(__file__).parents[2] / "src" / "sandtable"
+MAKERS = ("Finding", "KnownFailure", "ProcessRejected")
+"""What names a rule: findings, and failures of a script that become one."""
+
 PARTS = ["What happens", "The smallest script", "The fix", "When it is not a mistake"]
 
 
@@ -18,10 +21,10 @@ def named_rules() -> set[str]:
     names = set(RULES)
     for file in SOURCES.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        if "Finding(" not in text:
+        if not any(f"{maker}(" in text for maker in MAKERS):
             continue
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MAKERS:
                 values = [word.value for word in node.keywords if word.arg == "rule"]
                 names |= {str(value.value) for value in values if isinstance(value, ast.Constant)}
     return {*names, "script-error", "out-of-memory", "process-rejected", "rule-failed"}
