@@ -1,4 +1,4 @@
-"""Exceptions that have one cause on a cluster are known by their words, or by the check of the script that raised them."""
+"""Exceptions that have one cause on a cluster are known by their words, or by the check of the script that raised."""
 
 import runpy
 import textwrap
