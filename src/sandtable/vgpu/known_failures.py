@@ -12,8 +12,6 @@ from typing import Any
 
 __all__ = ["KnownFailure", "known_failure", "worker_failure"]
 
-WORLD_SIZE_NOT_DIVISIBLE = "world-size-not-divisible"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFailure:
@@ -64,7 +62,7 @@ _BY_MESSAGE: tuple[tuple[str, KnownFailure], ...] = (
     (
         r"Mesh should not be bigger than default world size",
         KnownFailure(
-            rule=WORLD_SIZE_NOT_DIVISIBLE,
+            rule="world-size-not-divisible",
             because="the axes of a mesh multiplied must be the world size",
             remedy="derive one axis from the world size, dp = world_size // (tp * pp), and start that many ranks",
         ),
@@ -73,7 +71,7 @@ _BY_MESSAGE: tuple[tuple[str, KnownFailure], ...] = (
         r"(?i)world.?size.*(divisib|divide|multiple|must (be )?equal|does not match|!=)"
         r"|(divisib|multiple|must (be )?equal|!=|number of).*world.?size",
         KnownFailure(
-            rule=WORLD_SIZE_NOT_DIVISIBLE,
+            rule="world-size-not-divisible",
             remedy="start as many ranks as the parallel axes multiplied (tp * pp * dp ...), or change an axis so that "
             "their product divides the number of ranks",
         ),
@@ -114,7 +112,7 @@ def _failed_division(frames: TracebackType | None, world_size: int) -> KnownFail
     for divisor, text in _divisors(frames.tb_frame, frames.tb_lineno, world_size):
         if divisor and world_size % divisor:
             return KnownFailure(
-                rule=WORLD_SIZE_NOT_DIVISIBLE,
+                rule="world-size-not-divisible",
                 because=f"{text} is {divisor}, which does not divide the {world_size} ranks",
                 remedy=f"start a multiple of {divisor} ranks, or change {text} so that it divides {world_size}",
             )

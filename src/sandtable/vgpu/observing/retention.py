@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import inspect
 import itertools
 import linecache
 import sys
@@ -30,6 +31,9 @@ _LAST_STEP = 4
 
 _MOST_ITEMS = 10_000
 _MOST_NODES = 256
+_OWN_REFERENCES = 3
+"""The frame's, the variable's and the argument's."""
+_MOST_OBJECTS = 300_000
 _MOST_PARTS = 64
 _DEPTH = 5
 _CONTAINERS = (list, dict, deque)
@@ -55,7 +59,9 @@ class RetentionWatcher:
         tensors = []
         self._names = names_in_script()
         # What the script made before its imports ended is not among the collector's objects.
-        for thing in itertools.chain(gc.get_objects(), [thing for thing, _ in self._names.values()]):
+        objects = gc.get_objects()
+        reachable = [thing for thing, _ in self._names.values()]
+        for thing in itertools.chain(objects if len(objects) <= _MOST_OBJECTS else (), reachable):
             kind = type(thing)
             if issubclass(kind, _CONTAINERS):
                 count = _num_tensors(thing)
@@ -70,6 +76,7 @@ class RetentionWatcher:
                     self._add(tensor, "graph", 1)
         self._ends.append(_sequence_number())
         self._counts.append({key: count for key, (_, count) in containers.items()})
+        self._names = {}  # what the script drops must be freed
 
     def _compare(self, containers: dict[int, tuple[Any, int]]) -> None:
         for key, (container, count) in containers.items():
@@ -97,6 +104,8 @@ class RetentionWatcher:
         name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
         if name:
             place = place_of(name, _adds_to)
+            if id(thing) not in self._names and not place.file:
+                return  # a library's own
             self.holders[name] = TensorHolder(
                 name=name,
                 kind=kind,
@@ -169,7 +178,7 @@ def names_in_script() -> dict[int, tuple[Any, str]]:
     """Return the containers and tensors that the script's variables lead to, with the names of these, by id."""
     scopes: list[Mapping[str, Any]] = []
     for frame in _script_frames():
-        scopes += [frame.f_locals, frame.f_globals]
+        scopes += [_locals_of(frame), frame.f_globals]
     found: dict[int, tuple[Any, str]] = {}
     seen: set[int] = set()
     level = [(value, name) for scope in scopes for name, value in list(scope.items())]
@@ -183,6 +192,16 @@ def names_in_script() -> dict[int, tuple[Any, str]]:
             following += _parts_of(value, name)
         level = following
     return found
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return a function's variables, without the copy that Python before 3.13 would keep alive with the frame."""
+    current = frame.f_locals
+    names = dict(current)
+    is_copy = type(current) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_copy and sys.getrefcount(current) <= _OWN_REFERENCES:  # else the script has called locals()
+        current.clear()
+    return names
 
 
 def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
