@@ -27,7 +27,7 @@ from sandtable.trace import (
 from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
-from sandtable.vgpu.observing.loading import LoaderWatcher
+from sandtable.vgpu.observing.loading import PassWatcher
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
@@ -60,7 +60,7 @@ class Observer:
         self._parameters = ParameterWatcher(self.log, groups)
         self._resources = ResourceWatcher(self.log)
         self._unused = UnusedParameterWatcher(self.log)
-        self._loaders = LoaderWatcher(self.log)
+        self._loaders = PassWatcher(self.log)
         self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
 
     def install(self) -> None:
