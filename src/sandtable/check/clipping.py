@@ -37,6 +37,8 @@ def clip_before_unscale(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
                     case EventKind.CLIP if not is_unscaled and event.facts["limit"] > 0:
                         clip = event
                     case EventKind.SCALER_STEP if clip is not None and event.facts["is_enabled"]:
+                        if event.facts["was_unscaled"] and not is_unscaled:
+                            continue  # (by a scaler of its own, of which is not known when)
                         yield (
                             Sighting(text=_clipping(clip), place=clip.place),
                             Sighting(text="unscales them only in scaler.step", place=event.place),

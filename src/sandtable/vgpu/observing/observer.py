@@ -61,7 +61,7 @@ class Observer:
         self._resources = ResourceWatcher(self.log)
         self._unused = UnusedParameterWatcher(self.log)
         self._loaders = PassWatcher(self.log)
-        self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
+        self._wrappers = WrapperWatcher(self.log, self._parameters)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""

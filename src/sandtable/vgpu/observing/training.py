@@ -49,7 +49,10 @@ def follow_training(log: EventLog) -> None:
         GradScaler,
         "step",
         lambda self, optimizer, *a, **o: log.note(
-            EventKind.SCALER_STEP, subject=number("optimizer", optimizer), is_enabled=bool(self._enabled)
+            EventKind.SCALER_STEP,
+            subject=number("optimizer", optimizer),
+            is_enabled=bool(self._enabled),
+            was_unscaled=_is_unscaled(self, optimizer),
         ),
     )
     _follow_schedulers(log)
@@ -67,6 +70,12 @@ def follow_training(log: EventLog) -> None:
             broadcasts_buffers=bool(self.broadcast_buffers),
         ),
     )
+
+
+def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Return whether a scaler, which may have its own way to do that, has unscaled the gradients of this update."""
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return getattr(state.get("stage"), "name", "READY") != "READY"
 
 
 def _follow_schedulers(log: EventLog) -> None:
