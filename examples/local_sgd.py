@@ -55,7 +55,7 @@ def main() -> None:
     for step in range(first, options.steps):
         inputs, targets = batch(step * size + rank)
         F.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        parallel.step()
+        parallel.step()  # sandtable: ignore[gradients-not-reduced] weights are averaged every --period steps
         if checkpoints is not None and (step + 1) % options.every == 0:
             checkpoints.save(step + 1)
     parallel.synchronize()

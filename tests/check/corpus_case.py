@@ -44,7 +44,7 @@ class Case:
 
     def rehearse(self, script: str, launcher: Launcher, out: Path | None = None) -> Rehearsal:
         """Rehearse `wrong.py` or `right.py` as `sandtable check` does."""
-        options = LaunchOptions(ranks_per_node=self.ranks // self.nodes, launcher=launcher, ranks="all")
+        options = LaunchOptions(ranks_per_node=self.ranks // self.nodes, launcher=launcher)
         return rehearse(
             self.folder / script, cluster="dgx-a100", nodes=self.nodes, steps=self.steps, out=out, options=options
         )

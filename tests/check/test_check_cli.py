@@ -28,6 +28,7 @@ dist.init_process_group("nccl")
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
 for _ in range(10):
     loss = model(torch.rand(8, 64, device="cuda")).sum()
     loss.backward()
@@ -37,7 +38,7 @@ for _ in range(10):
     optimizer.zero_grad()
 """
 LATE = TRAIN.replace("for _", "if rank == 0:\n    dist.barrier()  # sandtable: ignore\nfor _", 1)
-MISTAKE_LINE = 14
+MISTAKE_LINE = 15
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,15 @@ def mistake(monkeypatch):
                 Evidence(ranks=(rank,), text="does it", file=place.file, line=place.line) for rank in (0, 1)
             )
             yield Finding(
-                rule="deadlock", severity=severity, message="it must not", ranks=(0, 1), evidence=evidence, remedy="do"
+                rule="deadlock-cycle",
+                severity=severity,
+                message="it must not",
+                ranks=(0, 1),
+                evidence=evidence,
+                remedy="do",
             )
 
-        monkeypatch.setitem(RULES, "deadlock", rule)
+        monkeypatch.setitem(RULES, "deadlock-cycle", rule)
 
     return add
 
@@ -123,15 +129,15 @@ def test_a_run_fails_for_findings_only_where_the_user_wants_it(sandtable, mistak
 
 def test_a_rule_or_a_comment_silences_a_finding_which_is_counted(sandtable, mistake) -> None:
     mistake(Severity.ERROR)
-    done = sandtable("check", "--ignore", "deadlock", "--nproc-per-node", "2", "train.py")
+    done = sandtable("check", "--ignore", "deadlock-cycle", "--nproc-per-node", "2", "train.py")
     assert (done.code, "; 1 silenced" in done.out, "error deadlock" in done.out) == (0, True, False)
     lines = TRAIN.split("\n")
-    lines[MISTAKE_LINE - 1] += "  # sandtable: ignore[deadlock] on purpose"
+    lines[MISTAKE_LINE - 1] += "  # sandtable: ignore[deadlock-cycle] on purpose"
     done = sandtable("check", "--nproc-per-node", "2", "train.py", script="\n".join(lines))
     assert (done.code, "; 1 silenced" in done.out) == (0, True)
     saved = json.loads(Path("sandtable-out/summary.json").read_text())
-    assert [finding["rule"] for finding in saved["silenced"]] == ["deadlock"]
-    assert [finding.rule for finding in load("sandtable-out").silenced] == ["deadlock"]
+    assert [finding["rule"] for finding in saved["silenced"]] == ["deadlock-cycle"]
+    assert [finding.rule for finding in load("sandtable-out").silenced] == ["deadlock-cycle"]
 
 
 def test_what_ends_a_run_cannot_be_silenced(sandtable) -> None:
@@ -174,7 +180,7 @@ def test_no_check_still_says_why_there_is_no_step_time(sandtable) -> None:
 def test_rules_are_listed_and_explained(sandtable) -> None:
     done = sandtable("check", "--rules")
     assert [line.split()[0] for line in done.out.splitlines()] == list(rule_pages())
-    done = sandtable("check", "--explain", "deadlock")
+    done = sandtable("check", "--explain", "deadlock-cycle")
     assert "When it is not a mistake" in done.out
 
 
@@ -191,5 +197,5 @@ def test_findings_are_written_as_sarif(sandtable, mistake) -> None:
     (run,) = json.loads(Path("out/findings.sarif").read_text())["runs"]
     (result,) = run["results"]
     place = result["locations"][0]["physicalLocation"]
-    assert (result["ruleId"], result["level"]) == ("deadlock", "warning")
+    assert (result["ruleId"], result["level"]) == ("deadlock-cycle", "warning")
     assert (place["artifactLocation"]["uri"], place["region"]) == ("train.py", {"startLine": MISTAKE_LINE})

@@ -213,7 +213,7 @@ def test_a_collective_with_a_missing_member_is_named_with_its_line():
     for script in scripts.values():
         script.step()
     trace = make_trace(scripts, classes={0: [0], 1: [1]}, groups=(Group("world", (0, 1)),))
-    with pytest.raises(SimulationError, match=r"rank 0 waits in all_reduce number 0 on world .*train\.py:7"):
+    with pytest.raises(SimulationError, match=r"rank 0 waits for rank 1 in all_reduce number 0 on world .*train\.py:7"):
         run(trace)
 
 

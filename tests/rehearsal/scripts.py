@@ -43,5 +43,5 @@ dist.all_reduce(torch.ones(4, device="cuda"))
 """
 )
 
-STOPS = {"deadlock": DEADLOCK, "out-of-memory": OUT_OF_MEMORY, "script-error": RAISES}
+STOPS = {"deadlock-cycle": DEADLOCK, "out-of-memory": OUT_OF_MEMORY, "rank-raised": RAISES}
 """By the rule of the finding."""

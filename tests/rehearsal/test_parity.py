@@ -12,7 +12,12 @@ from sandtable.findings import Severity
 from sandtable.rehearsal.parity import Parity, ParityOptions, check_parity, merged_arguments
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
-SMALL = {"dp_tp": "--layers 2 --hidden 32", "wrapped": "--layers 1 --hidden 16"}
+SMALL = {
+    "dp_tp": "--layers 2 --hidden 32",
+    "pipeline": "--hidden 16",
+    "sequence_parallel": "--hidden 16",
+    "wrapped": "--layers 1 --hidden 16",
+}
 REDUCE_IN_BACKWARD = "        dist.all_reduce(gradient, group=ctx.group)\n"
 REDUCE_OVER_DP = "            dist.all_reduce(parameter.grad, group=dp_group)\n"
 
@@ -113,6 +118,30 @@ def test_a_dropout_seed_shared_across_dp_is_a_warning(check: Checker):
     assert "must draw different dropout masks" in finding.message
     assert finding.ranks == (0, 2)
     assert {evidence.line for evidence in finding.evidence} == {78, 79}
+
+
+def test_sequence_parallelism_is_silent_unless_shared_parameters_are_not_reduced_over_tp(check: Checker):
+    right = check("sequence_parallel", single="--tp 1")
+    assert right.findings == (), "\n".join(map(str, right.findings))
+    reduction = "        dist.all_reduce(parameter.grad, group=tp.get_group())\n"
+    wrong = check("sequence_parallel", single="--tp 1", patch=(reduction, "        pass\n"))
+    (finding,) = wrong.findings
+    assert finding.message.startswith("gradient of `0.bias` (and 5 more) is only a part")
+
+
+def test_stages_that_number_their_layers_from_zero_are_matched_in_order(check: Checker):
+    single = "--pp 1 --micro-batches 1"
+    right = check("pipeline", single=single)
+    assert right.findings == (), "\n".join(map(str, right.findings))
+    assert (right.num_parameters, right.num_streams) == (8, 2)
+    wrong = check("pipeline", single=single, patch=(" / args.micro_batches\n", "\n"))
+    (finding,) = wrong.findings
+    assert "gradient of `0.0.weight` (and 7 more) is 2.0 times" in finding.message
+
+
+def test_too_many_ranks_are_an_error(check: Checker):
+    with pytest.raises(ParityError, match=r"at most 64 ranks, but got 128"):
+        check_parity(SCRIPTS / "wrapped.py", nodes=16, options=LaunchOptions(ranks_per_node=8))
 
 
 def test_a_fused_query_key_and_value_is_recognised_by_its_loss(check: Checker, tmp_path: Path, launcher: Launcher):

@@ -179,7 +179,7 @@ def test_the_summary_file_is_json_with_the_findings(rehearse_text: Rehearse, tmp
     rehearse_text(DEADLOCK, out=tmp_path / "out")
     data = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert data["step_seconds"] is None
-    assert data["findings"][0]["rule"] == "deadlock"
+    assert data["findings"][0]["rule"] == "deadlock-cycle"
     assert [(row["rank"], row["stop_reason"]) for row in data["progress"]] == [(0, "deadlock")]  # both did the same
 
 

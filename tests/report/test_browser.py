@@ -9,7 +9,8 @@ import pytest
 from tests.report.browsing import browser
 from tests.report.conftest import MISMATCH, SLOW_INPUT, Rehearsal
 
-from sandtable.findings import Evidence
+from sandtable.check import explain, rule_pages
+from sandtable.findings import Evidence, Severity
 from sandtable.report import Summary
 from sandtable.report.page import compare_page, run_page
 from sandtable.trace import Line, NoteSummary
@@ -256,6 +257,52 @@ def test_what_findings_say_is_shown_and_never_run(show: Callable[..., Any], fail
     assert driver.execute_script("return document.getElementById('findings').textContent").count(EVIL) == 5
     assert EVIL in driver.execute_script("return document.getElementById('progress').textContent")
     assert driver.execute_script("return document.scripts.length") == 2
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_findings_can_be_filtered_and_explained(
+    show: Callable[..., Any], rehearsal: Rehearsal, tmp_path: Path, theme: str
+) -> None:
+    path = tmp_path / "report.html"
+    note = replace(MISMATCH, severity=Severity.NOTE)
+    summary = replace(rehearsal.summary, findings=(MISMATCH, SLOW_INPUT, note, note), silenced=(MISMATCH,))
+    path.write_text(run_page(summary, rehearsal.timeline), encoding="utf-8")
+    driver = show(path, theme)
+    shown = """return [...document.querySelectorAll('article.finding')]
+        .filter((node) => node.getClientRects().length).map((node) => node.dataset.severity)"""
+    press = "document.querySelector(`#findings button[data-severity=${arguments[0]}]`).click()"
+    assert driver.execute_script(shown) == ["error", "warning", "note", "note"]
+    names = driver.execute_script("return [...document.querySelectorAll('#findings button')].map((n) => n.textContent)")
+    assert names == ["1 error", "1 warning", "2 notes"]
+    driver.execute_script(press, "note")
+    driver.execute_script(press, "error")
+    assert driver.execute_script(shown) == ["warning"]
+    driver.execute_script(press, "note")
+    assert driver.execute_script(shown) == ["warning", "note", "note"]
+    explained = driver.execute_script("return [...document.querySelectorAll('.explanation')].map((n) => n.textContent)")
+    assert len(explained) == 3, "there is a page about the rule of three of them"
+    page = explain(MISMATCH.rule)
+    assert page.sentence in explained[0]
+    assert "When it is not a mistake" in explained[0]
+    assert "dist.broadcast(weights, src=0)" in explained[0]
+    assert "```" not in explained[0]
+    silenced = driver.execute_script("return document.querySelector('.silenced').textContent")
+    assert silenced.startswith("1 silenced finding")
+    assert MISMATCH.message in silenced
+    driver.execute_script("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
+    assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_every_page_of_a_rule_can_be_shown(show: Callable[..., Any], rehearsal: Rehearsal, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    found = tuple(replace(SLOW_INPUT, rule=rule) for rule in rule_pages())
+    path.write_text(run_page(replace(rehearsal.summary, findings=found), rehearsal.timeline), encoding="utf-8")
+    driver = show(path)
+    texts = driver.execute_script("return [...document.querySelectorAll('.explanation')].map((n) => n.textContent)")
+    assert len(texts) == min(len(found), 50)
+    for text in texts:
+        assert "When it is not a mistake" in text
+        assert "`" not in text, text
 
 
 def test_warnings_are_shown_above_the_figures(show: Callable[..., Any], rehearsal: Rehearsal, tmp_path: Path) -> None:

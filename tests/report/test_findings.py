@@ -11,6 +11,7 @@ from tests.report.test_page import EVIL, Elements, data_of
 
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.report import Summary, print_failure, print_findings, print_outcome
+from sandtable.report.findings import verdict_of
 from sandtable.report.page import compare_page, run_page
 from sandtable.report.source_lines import quote_lines
 
@@ -44,6 +45,13 @@ def test_long_evidence_is_cut_short() -> None:
     assert text.count("waits") == 6
 
 
+def test_of_many_findings_of_one_rule_the_first_are_printed() -> None:
+    text = printed([SLOW_INPUT] * 5 + [MISMATCH])
+    assert text.count("warning slow-input") == 3
+    assert "2 more warnings of slow-input: see the report" in text
+    assert "see the report" not in printed([SLOW_INPUT] * 3)
+
+
 def test_what_findings_say_is_not_taken_for_markup() -> None:
     assert "[red]x[/red]" in printed([replace(MISMATCH, message="[red]x[/red]", remedy="[bold]")])
 
@@ -67,6 +75,28 @@ def test_print_failure_also_works_with_nothing_known(failed: Summary) -> None:
 
 def test_warnings_of_a_run_that_succeeds_are_printed(rehearsal: Rehearsal) -> None:
     assert "warning slow-input" in outcome(replace(rehearsal.summary, findings=(SLOW_INPUT,)))
+
+
+def test_silenced_findings_are_counted(rehearsal: Rehearsal, failed: Summary) -> None:
+    for summary in (rehearsal.summary, failed):
+        text = outcome(replace(summary, silenced=(SLOW_INPUT, SLOW_INPUT)))
+        assert "2 findings silenced: slow-input" in text
+    assert "silenced" not in outcome(rehearsal.summary)
+
+
+def test_the_verdict_counts_by_severity(rehearsal: Rehearsal) -> None:
+    note = replace(SLOW_INPUT, severity=Severity.NOTE)
+
+    def verdict(*findings: Finding, silenced: tuple[Finding, ...] = ()) -> str:
+        return verdict_of(replace(rehearsal.summary, findings=findings, silenced=silenced))
+
+    captured = len(rehearsal.summary.capture.captured_ranks)
+    steps = rehearsal.summary.capture.num_steps
+    where = f"in {steps} steps of 16 ranks, of which {captured} ran"
+    assert verdict() == f"no mistakes found {where}"
+    assert verdict(note) == f"no mistakes found {where}; 1 note"
+    assert verdict(MISMATCH, MISMATCH, SLOW_INPUT, note) == f"2 errors, 1 warning, 1 note {where}"
+    assert verdict(SLOW_INPUT, silenced=(note,)) == f"1 warning {where}; 1 silenced"
 
 
 def test_the_page_of_a_failed_run_has_the_source_of_each_line_that_can_be_read(failed: Summary) -> None:

@@ -38,7 +38,7 @@ def summary(rehearsal: Rehearsal) -> Summary:
     return replace(
         rehearsal.summary,
         findings=(MISMATCH, SLOW_INPUT, replace(SLOW_INPUT, severity=Severity.NOTE, evidence=(notebook,))),
-        silenced=(replace(MISMATCH, rule="deadlock"), SLOW_INPUT),
+        silenced=(replace(MISMATCH, rule="deadlock-cycle"), SLOW_INPUT),
         inputs=UserInputs(ignored_rules=("slow-input",)),
         command=("sandtable", "check", SCRIPT),
     )
@@ -60,7 +60,7 @@ def test_the_file_is_valid(summary: Summary, failed: Summary, tmp_path: Path) ->
 
 def test_rules_are_explained(run: dict[str, Any]) -> None:
     rules = run["tool"]["driver"]["rules"]
-    assert [rule["id"] for rule in rules] == ["collective-mismatch", "slow-input", "deadlock"]
+    assert [rule["id"] for rule in rules] == ["collective-mismatch", "slow-input", "deadlock-cycle"]
     page = explain("collective-mismatch")
     assert rules[0]["shortDescription"]["text"] == page.sentence
     assert rules[0]["help"]["markdown"] == page.text

@@ -56,7 +56,7 @@ def test_nothing_is_wider_than_the_terminal(summary: CaptureSummary) -> None:
 def test_missing_packages_are_one_note_behind_the_others(summary: CaptureSummary) -> None:
     missing = [
         NoteSummary(kind=MISSING_PACKAGE, text=f"{name} is not installed here: ...", file="train.py", line=1)
-        for name in ("pynvml", "apex")
+        for name in ("pynvml", "apex", "pynvml")
     ]
     text = drawn(replace(summary, notes=(*missing, *summary.notes)), width=200)
     assert text.index("a [bold] word") < text.index("missing packages: apex, pynvml are not installed here")

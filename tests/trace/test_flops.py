@@ -128,7 +128,9 @@ def test_causal_attention_is_counted_full():
         ("aten::_flash_attention_forward", 250, 250),  # four of 250
         ("aten::_flash_attention_forward", 500, 333),  # four between 0 and 500: a token's own is 333 long on average
         ("flash_attn::_flash_attn_varlen_forward", 400, 300),
-        ("flash_attn_3::fwd", 5000, 500),  # longer than all tokens together
+        ("flash_attn_3::fwd", 990, 497),
+        ("flash_attn_3::fwd", 1000, 250),  # a bound, because the others have tokens, too: all are taken to be equal
+        ("flash_attn_3::fwd", 5000, 250),
     ],
 )
 def test_attention_on_packed_tokens_lies_between_the_mean_and_the_longest_sequence(name, longest, keys):

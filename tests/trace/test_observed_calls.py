@@ -1,6 +1,7 @@
 """Calls as columns: the same calls come back, from columns, from calls and from JSON."""
 
 import json
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,8 @@ def test_tables_keep_only_what_occurs() -> None:
     columns = {name: np.array([0, 2]) for name in ("op", "reduce", "group", "phase", "place", "number", "row")}
     columns |= {"identity": np.array([1, 2], dtype=np.uint64), "num_bytes": np.array([8, 8])}
     names = ["a", "b", "c"]
-    tables = {"op": names, "reduce": names, "group": [(0,), (1,), (2,)], "phase": names, "place": [*PLACES, PLACES[0]]}
+    tables: dict[str, list[Any]] = dict.fromkeys(("op", "reduce", "phase"), names)
+    tables |= {"group": [(0,), (1,), (2,)], "place": [*PLACES, PLACES[0]]}
     calls = ObservedCalls(columns, tables)
     assert [(row.op, row.group) for row in calls] == [("a", (0,)), ("c", (2,))]
     assert calls.to_json()["tables"]["op"] == ["a", "c"]

@@ -72,7 +72,7 @@ class Dist:
         call = self._call(group, op, ("gather", group), num_bytes=-1)
         self._note(call)
         self.do(1000 + group)
-        table, sources = self.channel.gather((*call,), payload)
+        table, sources = self.channel.gather(call[:9], payload)
         return [table[source] for source in np.frombuffer(sources, dtype=np.int32)]
 
     def all_reduce(self, group: int, num_bytes: int, *, op: str = "all_reduce") -> None:
@@ -84,7 +84,7 @@ class Dist:
         assert self.channel
         self._meet(group, peer)
         call = self._call(group, "send", ("send", group, peer), num_bytes=-1, peer=peer)
-        self.channel.send((*call,), payload)
+        self.channel.send(call[:9], payload)
         self.do(2000 + group)
 
     def receive(self, group: int, peer: int) -> bytes | None:
@@ -92,7 +92,7 @@ class Dist:
         self._meet(group, peer)
         self.do(3000 + group)
         call = self._call(group, "recv", ("recv", group, peer), num_bytes=-1, peer=peer)
-        return self.channel.receive((*call,))
+        return self.channel.receive(call[:9])
 
     def take_logged_calls(self) -> tuple[list[str], bytes]:
         new, self.num_told_texts = self.texts[self.num_told_texts :], len(self.texts)
@@ -113,7 +113,9 @@ class Dist:
 
     def _note(self, call: Call) -> None:
         op, dtype, file = (self._number(text) for text in (call.op, call.dtype, call.file))
-        self.notes.extend((call.group, call.seq, op, dtype, call.num_bytes, file, call.line))
+        nothing = self._number("")
+        row = (call.group, call.seq, op, dtype, call.num_bytes, file, call.line, -1, 0, -1, nothing, nothing)
+        self.notes.extend(row)
 
     def _number(self, text: str) -> int:
         if text not in self.texts:
@@ -166,6 +168,10 @@ class Capture:
 
     def forget_cuda(self) -> None:
         """There is none."""
+
+    loaders: tuple[tuple[str, int, int, bool], ...] = ()
+    made_groups: tuple[tuple[tuple[int, ...], str, int], ...] = ()
+    is_followed = False
 
     def finish(self, stop_reason: str) -> RankRecords:
         size = len(dist.work)

@@ -14,6 +14,9 @@ from sandtable.vgpu.classes import stand_ins
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.protocol import Call, GatherAnswered, GroupsMade, ReceiveAnswered, StopOrdered
 
+PLAIN = (-1, 0, -1, 4, 4)
+"""The rest of a logged call: no peer, no tag, no root, and for reduce operator and splits the text of number 4."""
+
 
 class Stage:
     """A broker with its registry, and captured ranks that announce the same groups."""
@@ -245,10 +248,10 @@ def test_waiting_for_a_rank_that_the_capture_stopped_stops_the_waiting_one(ends_
 
 def test_large_collectives_that_differ_are_found_in_the_logs():
     stage = Stage(2, mesh_groups(pp=2), 0, 1)
-    texts = ["all_reduce", "float32", "train.py", "broadcast"]
+    texts = ["all_reduce", "float32", "train.py", "broadcast", ""]
     rows = {
-        0: [[1, 0, 0, 1, 400, 2, 10], [1, 1, 0, 1, 400, 2, 11]],
-        1: [[1, 0, 0, 1, 400, 2, 10], [1, 1, 3, 1, 400, 2, 12]],
+        0: [[1, 0, 0, 1, 400, 2, 10, *PLAIN], [1, 1, 0, 1, 400, 2, 11, *PLAIN]],
+        1: [[1, 0, 0, 1, 400, 2, 10, *PLAIN], [1, 1, 3, 1, 400, 2, 12, *PLAIN]],
     }
     for rank, logged in rows.items():
         stage.broker.log(rank, texts, np.array(logged, dtype=np.int64).tobytes())
@@ -260,9 +263,9 @@ def test_large_collectives_that_differ_are_found_in_the_logs():
 
 def test_equal_logs_and_logs_cut_short_are_no_mismatch():
     stage = Stage(2, mesh_groups(pp=2), 0, 1)
-    rows = np.array([[1, seq, 0, 1, 400, 2, 10] for seq in range(5)], dtype=np.int64)
-    stage.broker.log(0, ["all_reduce", "float32", "a.py"], rows.tobytes())
-    stage.broker.log(1, ["all_reduce", "float32", "b.py"], rows[:3].tobytes())
+    rows = np.array([[1, seq, 0, 1, 400, 2, 10, *PLAIN] for seq in range(5)], dtype=np.int64)
+    stage.broker.log(0, ["all_reduce", "float32", "a.py", "", ""], rows.tobytes())
+    stage.broker.log(1, ["all_reduce", "float32", "b.py", "", ""], rows[:3].tobytes())
     assert stage.broker.find_mismatch() is None
 
 

@@ -93,7 +93,7 @@ def test_a_deadlock_leaves_the_records_of_all_ranks(write):
     """)
     result = capture(script)
     assert isinstance(result.error, MismatchError)
-    assert result.error.findings[0].rule == "deadlock"
+    assert result.error.findings[0].rule == "deadlock-cycle"
     assert reasons(result.trace) == {0: "deadlock", 1: "deadlock"}
 
 
@@ -109,7 +109,8 @@ def test_ranks_that_wait_alike_share_one_piece_of_evidence(write):
     result = capture(script, world=4)
     assert isinstance(result.error, MismatchError)
     finding = result.error.findings[0]
-    assert [evidence.ranks for evidence in finding.evidence] == [finding.ranks]
+    assert [evidence.ranks for evidence in finding.evidence] == [(0, 1, 2)]
+    assert finding.ranks == (0, 1, 2, 3)
 
 
 def test_a_partial_trace_covers_the_captured_ranks_alone_and_can_be_saved(write, tmp_path):
@@ -160,7 +161,7 @@ def test_how_far_ranks_got_before_a_deadlock(on_gpus):
         stop_reason="deadlock",
     )
     assert progress.file.endswith("train.py")
-    assert "rank 0 waits for rank 1 in recv of 4 bytes float32 with rank 1" in str(result.error)
+    assert "rank 0 waits for rank 1 in recv of 4 bytes float32 from rank 1" in str(result.error)
 
 
 def test_a_script_error_after_two_steps(on_gpus):

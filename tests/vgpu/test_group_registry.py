@@ -1,7 +1,7 @@
 """The registry of groups: one order of all groups that is every rank's own."""
 
+from sandtable.vgpu.call_logs import group_name
 from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
-from sandtable.vgpu.mismatches import group_name
 from sandtable.vgpu.protocol import GroupsMade
 
 

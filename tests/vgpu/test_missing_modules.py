@@ -1,6 +1,8 @@
 """The error of an import that fails says what to describe."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,3 +42,24 @@ def test_a_module_that_an_installed_package_lacks_may_be_in_another_release() ->
 def test_other_errors_have_no_such_remedy() -> None:
     assert missing_module_remedy(ImportError("cannot import name 'x'")) == ""
     assert missing_module_remedy(ModuleNotFoundError("...; sandtable run --without apex", name="apex.amp")) == ""
+
+
+def test_what_python_no_longer_has_is_not_described() -> None:
+    error = ModuleNotFoundError("No module named 'distutils'", name="distutils")
+    assert missing_module_remedy(error).endswith("setuptools brings it: pip install setuptools")
+    assert "an older Python" in missing_module_remedy(ModuleNotFoundError("No module named 'imp'", name="imp"))
+
+
+def test_a_module_that_torch_lacks_is_another_release_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.13.0"))
+    remedy = missing_module_remedy(ModuleNotFoundError("No module named 'torch._six'", name="torch._six"))
+    assert remedy.startswith("torch 2.13.0 has no torch._six: the code asks for another release of torch")
+
+
+def test_a_package_in_the_working_directory_has_to_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_code").mkdir()
+    (tmp_path / "my_code" / "model.py").touch()
+    monkeypatch.chdir(tmp_path)
+    remedy = missing_module_remedy(ModuleNotFoundError("No module named 'my_code'", name="my_code"))
+    assert remedy.startswith("my_code is in the working directory")
+    assert remedy.endswith("set PYTHONPATH=.")

@@ -361,6 +361,15 @@ def test_script_that_starts_itself_as_the_other_ranks(tmp_path):
             "for _ in torch.utils",
             "starts a process that uses the GPU and is no rank",
         ),
+        (
+            """
+            if __name__ == "__main__":
+                queue = mp.get_context("spawn").SimpleQueue()
+                queue.put(torch.zeros(1, device="cuda"))
+            """,
+            "queue.put",
+            "sends a tensor on the GPU to another process",
+        ),
     ],
 )
 def test_process_that_cannot_be_virtual_is_rejected_by_line(tmp_path, body, line, text):

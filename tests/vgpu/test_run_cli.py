@@ -401,7 +401,7 @@ def test_sizes_that_do_not_match_are_shown(place, size):
 def test_a_collective_that_one_rank_leaves_out_is_shown(place):
     script = place.write(HEAD + "dist.init_process_group('nccl')\nif rank == 0:\n    dist.barrier()\n")
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done, rule="deadlock")
+    assert_clean_failure(place, done, rule="missing-participant")
     assert "train.py:9" in done.err
     assert "barrier" in done.err
 
@@ -413,7 +413,7 @@ def test_a_deadlock_is_shown_with_who_waits_for_whom(place):
         + "dist.recv(x, src=1 - rank)\ndist.send(x, dst=1 - rank)\n"
     )
     done = place.run("--nproc-per-node", "2", "--ranks", "all", script)
-    assert_clean_failure(place, done, rule="deadlock")
+    assert_clean_failure(place, done, rule="deadlock-cycle")
     assert "rank 0 waits" in done.err
     assert "rank 1 waits" in done.err
     assert "train.py:9" in done.err

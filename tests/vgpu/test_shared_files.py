@@ -43,6 +43,30 @@ for _ in range(3):
     optimizer.step()
 """
 
+RESUMES = """
+import os, sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+checkpoint = Path(sys.argv[1]) / "checkpoint"
+dist.barrier()
+if checkpoint.is_dir():
+    dist.broadcast(model.weight.data, src=0)
+for step in range(3):
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+    if step == 0:
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / f"rank{dist.get_rank()}").write_text("weights")
+"""
+
 AGAIN = """
 import os, sys
 from pathlib import Path
@@ -76,6 +100,13 @@ def test_a_rank_that_runs_later_finds_what_an_earlier_one_has_renamed(tmp_path: 
     folder.mkdir()
     assert capture(tmp_path / "train.py", folder, world_size=world_size).num_steps == 2
     assert [path.name for path in folder.iterdir()] == ["step0"]
+
+
+def test_a_rank_that_runs_later_does_not_resume_from_the_checkpoint_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESUMES)
+    trace = capture(tmp_path / "train.py", tmp_path, world_size=8)
+    assert trace.num_steps == 2
+    assert trace.captured_ranks == tuple(range(8))  # together
 
 
 def test_a_rank_that_runs_again_does_not_find_its_own_checkpoint(tmp_path: Path) -> None:

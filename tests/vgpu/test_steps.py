@@ -352,3 +352,28 @@ def test_a_backward_pass_may_call_the_engine_by_keyword_as_megatron_does():
 
 def test_a_script_that_is_ended_says_nothing_more():
     assert [text for _, text in rehearse(reports_how_it_ends, steps=2).out] == ["step 0", "step 1"]
+
+
+def evaluates_with_transforms_in_workers():
+    import torch
+
+    prepare = torch.nn.Identity()  # a transform, as torchvision's are
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return prepare(torch.ones(64))
+
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        loss(model).backward()
+        optimizer.step()
+    for batch in torch.utils.data.DataLoader(Samples(), num_workers=1):
+        model(batch.cuda())
+
+
+def test_the_stop_is_the_ranks_and_not_that_of_workers_it_forks():
+    assert rehearse(evaluates_with_transforms_in_workers, steps=3).trace.num_steps == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,8 @@ def _repeated(seen: Observations) -> list[_Pass]:
 
 
 def _reduced_bytes(calls: Sequence[CallIdentity], begin: int, end: int) -> int:
-    return sum(call.num_bytes for call in calls if begin <= call.row < end and call.op == "all_reduce")
+    first, last = (bisect_left(calls, row, key=lambda call: call.row) for row in (begin, end))
+    return sum(call.num_bytes for call in calls[first:last] if call.op == "all_reduce")
 
 
 def _forward_places(trace: Trace, rank: int, passes: Sequence[_Pass]) -> list[Line]:

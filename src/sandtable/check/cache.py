@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from sandtable.check.cost import cost_text, severity_of
-from sandtable.engine.memory import memory_use
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import Kind, Line, RankView, Trace
@@ -19,7 +18,7 @@ _SEGMENT_NS = 500_000
 """To give a segment back and request it again: cudaFree waits for the card, cudaMalloc maps memory. An assumption."""
 
 _WASTED_SHARE = 0.2
-_WASTED_BYTES = 1 << 30
+_WASTED_OF_CARD = 0.05
 
 
 def empty_cache_in_loop(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -63,9 +62,8 @@ def fragmentation(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         memory = view.memory
         if not memory.capacity_bytes:
             continue
-        use = memory_use(view)
         wasted = memory.reserved_bytes - memory.allocated_bytes
-        if wasted < max(_WASTED_SHARE * memory.reserved_bytes, _WASTED_BYTES) or not use.allocated_bytes:
+        if wasted < max(_WASTED_SHARE * memory.reserved_bytes, _WASTED_OF_CARD * memory.capacity_bytes):
             continue
         is_tight = memory.reserved_bytes > (1 - _WASTED_SHARE) * memory.capacity_bytes
         yield Finding(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import CheckpointRead, Trace
+from sandtable.trace import CheckpointRead, HostTensor, Trace
 from sandtable.units import GIB, format_bytes
 
 __all__ = ["host_copies"]
@@ -22,6 +22,7 @@ _USUAL_BYTES = 1024 * GIB
 def host_copies(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report files that every rank of a node reads into host memory, and tensors that fill it."""
     yield from _files(trace)
+    yield from _tensors(trace)
     for row in trace.classes:
         memory = trace.rank(row.representative).memory
         on_node = memory.host_bytes * min(row.size, trace.ranks_per_node)
@@ -35,6 +36,30 @@ def host_copies(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
                 remedy="keep one copy per node: memory-mapped files (numpy.memmap, torch.load(mmap=True)), or shared "
                 "memory",
             )
+
+
+def _tensors(trace: Trace) -> Iterator[Finding]:
+    """Yield what is in host memory once per rank of a node, with the same numbers."""
+    holders: dict[tuple[str, int], list[tuple[int, HostTensor]]] = defaultdict(list)
+    for rank, seen in trace.observations.items():
+        for tensor in seen.host_tensors:
+            holders[tensor.name, tensor.digest].append((rank, tensor))
+    on_node = min(trace.ranks_per_node, trace.world_size)
+    for (name, _), copies in holders.items():
+        tensor, ranks = copies[0][1], tuple(rank for rank, _ in copies)
+        total = tensor.num_bytes * on_node
+        if len(ranks) < 2 or on_node < 2 or total < _LEAST_BYTES:
+            continue
+        yield Finding(
+            rule="host-copies",
+            severity=Severity.WARNING if total > _LARGE_BYTES else Severity.NOTE,
+            message=f"one copy of the data in host memory is enough, but all {on_node} ranks of a node keep the same "
+            f"{format_bytes(tensor.num_bytes)} in {name}, {format_bytes(total)} together",
+            ranks=ranks,
+            evidence=(Evidence(ranks=ranks, text=f"make {name}", file=tensor.place.file, line=tensor.place.line),),
+            remedy="let the ranks of a node share it (numpy.memmap, torch.load(mmap=True), tensors in shared memory), "
+            "or read only the rank's own part",
+        )
 
 
 def _files(trace: Trace) -> Iterator[Finding]:

@@ -16,7 +16,9 @@ from sandtable.trace import Kind, Line, RankClass, RankView, SyncKind, Trace
 __all__ = ["host_read_in_loop"]
 
 _KINDS = (SyncKind.ITEM, SyncKind.COPY, SyncKind.SHAPE, SyncKind.DEVICE)
-_WORTH_A_WORD = 0.001
+_WORTH_A_WORD = 0.01
+_MANY = 3
+_MANY_WORTH_A_WORD = 0.001
 _TO_HOST = "copy::device_to_host"
 
 _FOR_THE_SCRIPT = ("torch/_tensor.py", "torch/_tensor_str.py", "torch/cuda/__init__.py")
@@ -30,11 +32,14 @@ def host_read_in_loop(trace: Trace, timeline: Timeline | None) -> Iterator[Findi
     chosen = {row.representative: _reads(trace, row) for row in trace.classes}
     if not any(rows.any() for rows in chosen.values()):
         return
+    steps = max(len(trace.rank(rank).step_slices()) for rank in chosen)
+    is_often = max(int(rows.sum()) for rows in chosen.values()) >= _MANY * steps
+    least = (_MANY_WORTH_A_WORD if is_often else _WORTH_A_WORD) * timeline.step_ns
     host_ns = max(timeline.breakdown(row.representative).host for row in trace.classes)
-    if host_ns < _WORTH_A_WORD * timeline.step_ns:
+    if host_ns < least:
         return
     saved = saved_without(timeline, lambda row: chosen[row.representative], at_most=host_ns)
-    if saved < _WORTH_A_WORD * timeline.step_ns:
+    if saved < least:
         return
     yield Finding(
         rule="host-read-in-loop",

@@ -1,7 +1,8 @@
 """Meetings: ranks that did not meet after the captured steps.
 
-The capture compares collectives of the ranks that run. Where they disagree within the captured steps the run fails; where
-they disagree later, while the script is followed without records, the figures stand and the finding is left as a note.
+The capture compares collectives of the ranks that run. Where they disagree within the captured steps the run fails;
+where they disagree later, while the script is followed without records, the figures stand and the finding is left as a
+note.
 """
 
 from __future__ import annotations

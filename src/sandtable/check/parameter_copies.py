@@ -67,7 +67,7 @@ def replicas_of(trace: Trace) -> Iterator[list[ParameterCopy]]:
     every = trained_copies(trace)
     relations = _Relations(trace, every)
     for copies in every:
-        for members in grouped(copies, lambda copy: copy.values[0].identity):
+        for members in grouped(copies, lambda copy: copy.values[0].outline):
             replicas = [copy for copy in members if relations.are_replicas(members[0], copy)]
             if len(replicas) > 1 and members[0].values[0].are_known:
                 yield replicas
@@ -166,7 +166,7 @@ class _Relations:
         mine, theirs = self._starts[one], self._starts[other]
         is_alike = (
             mine.keys() == theirs.keys()
-            and any(mine[key].identity == theirs[key].identity for key in mine)
+            and any(mine[key].are_known for key in mine)
             and not any(are_different((mine[key], theirs[key])) for key in mine)
         )
         if self._table.exchange_messages(one, other):  # stages of a pipeline

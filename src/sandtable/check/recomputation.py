@@ -10,8 +10,7 @@ import numpy as np
 from sandtable.check.cost import cost_text
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import Kind, Phase, RankView, Trace
-from sandtable.trace.kinds import LaunchKind
+from sandtable.trace import Kind, Line, Phase, RankView, Trace
 from sandtable.units import format_bytes
 
 __all__ = ["needless_recompute"]
@@ -45,7 +44,7 @@ def needless_recompute(trace: Trace, timeline: Timeline | None) -> Iterator[Find
         f"{format_bytes(needed)} more would be needed where {format_bytes(room)} are free, and recomputing takes "
         f"{cost_text(timeline, most)}",
         ranks=ranks,
-        evidence=tuple(_evidence(trace.rank(ranks[0]), timeline.step_number)),
+        evidence=(*_checkpoints(trace, ranks), *_evidence(trace.rank(ranks[0]), timeline.step_number)),
         remedy="remove activation checkpointing, or apply it to some of the layers only; or use the room for larger "
         "micro-batches",
     )
@@ -65,13 +64,22 @@ def _recomputed_bytes(view: RankView, step: int) -> int:
     return int(records.value[span][allocations[recomputing]].sum())
 
 
+def _checkpoints(trace: Trace, ranks: tuple[int, ...]) -> Iterator[Evidence]:
+    """Yield the lines that checkpoint a part of the model."""
+    places: Counter[Line] = Counter()
+    for seen in trace.observations.values():
+        for call in seen.checkpointed_calls:
+            places[call.place] = max(places[call.place], call.count)
+    for place, count in places.most_common(4):
+        text = f"checkpoint {count} parts of the model in {trace.num_steps} steps"
+        yield Evidence(ranks=ranks, text=text, file=place.file, line=place.line)
+
+
 def _evidence(view: RankView, step: int) -> Iterator[Evidence]:
-    """Yield the lines that run checkpointed layers, and those that compute them again."""
+    """Yield the lines that run most operators again."""
     records, span = view.records, view.step_slice(step)
-    is_operator, phase = records.kind[span] == Kind.OPERATOR, records.phase[span]
-    first = is_operator & (phase == Phase.FORWARD) & (records.value[span] == LaunchKind.HOOKED)
-    again = is_operator & (phase == Phase.RECOMPUTE)
-    for chosen, text in ((first, "run {} operators whose results are dropped"), (again, "run {} operators again")):
-        for line, count in Counter(records.line[span][chosen].tolist()).most_common(3):
-            place = view.line(line)
-            yield Evidence(ranks=view.rank_class.ranks, text=text.format(count), file=place.file, line=place.line)
+    again = (records.kind[span] == Kind.OPERATOR) & (records.phase[span] == Phase.RECOMPUTE)
+    for line, count in Counter(records.line[span][again].tolist()).most_common(3):
+        place = view.line(line)
+        text = f"run {count} operators again per step"
+        yield Evidence(ranks=view.rank_class.ranks, text=text, file=place.file, line=place.line)

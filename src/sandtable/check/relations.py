@@ -52,6 +52,16 @@ class RankFacts:
         return max((event.row for event in made if event.row < first), default=0)
 
     @cached_property
+    def _second_step(self) -> int:
+        """The row where the second step begins, or the first if there is one alone.
+
+        What comes before the first backward pass may be setting up: an engine that is wrapped around a model sends its
+        parameters.
+        """
+        updates = [row for row, kind in self._turns if kind is EventKind.OPTIMIZER_STEP]
+        return updates[0] if len(updates) > 1 else self.first_row
+
+    @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The identities of what came from the host while training, or else was drawn on the card."""
         copies = [row for row in self.observed.host_copies if row.row >= self.first_row and row.num_bytes > _FEW_BYTES]
@@ -60,11 +70,14 @@ class RankFacts:
 
     @cached_property
     def activation_calls(self) -> tuple[CallIdentity, ...]:
-        """The collectives of forward passes that carry more than a few numbers."""
+        """The collectives of forward passes that carry more than a few numbers, of setting up none."""
         return tuple(
             call
             for call in self.observed.calls
-            if call.op in _ACTIVATION_OPS and call.num_bytes >= _MANY_BYTES and self.is_forward(call)
+            if call.row >= self._second_step
+            and call.op in _ACTIVATION_OPS
+            and call.num_bytes >= _MANY_BYTES
+            and self.is_forward(call)
         )
 
 

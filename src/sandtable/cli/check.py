@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -15,11 +16,16 @@ from sandtable.cli.options import Command
 from sandtable.cli.rehearsing import FailOn, RehearsalOptions, is_bad, print_traceback, rehearse_as_typed
 from sandtable.cli.torchrun import ignored_options
 from sandtable.errors import LaunchError
-from sandtable.report import files_in, print_findings, print_verdict
+from sandtable.launch import is_launch_command
+from sandtable.rehearsal import Rehearsal
+from sandtable.rehearsal.parity import ParityOptions, check_parity, check_parity_command
+from sandtable.report import files_in, print_findings, print_verdict, write_sarif
+from sandtable.report.progress import TerminalListener
 
 __all__ = ["CheckOptions", "check", "register"]
 
 _FINDINGS = "Findings"
+_PARITY = "Parity"
 
 _HELP = """Find the mistakes of a training script before it runs on a cluster.
 
@@ -35,6 +41,11 @@ Exit code 0: nothing as bad as --fail-on. 1: something is. 2: the command line i
   sandtable check --fail-on warning --sarif findings.sarif --nproc-per-node 8 train.py
 
 Silence a rule with --ignore, or on one line of the script with a comment: `# sandtable: ignore\\[deadlock]`.
+
+With --parity the script also runs for its numbers, small and on the CPU, with all ranks and with one: their gradients
+must agree.
+
+  sandtable check --parity --shrink "--layers 2 --hidden 64" --single "--tp 1" --nproc-per-node 4 train.py --tp 2
 
   sandtable check --rules
 
@@ -60,6 +71,22 @@ class CheckOptions(RehearsalOptions):
     explain: Annotated[
         str, typer.Option(metavar="RULE", help="print the page of a rule, and stop", rich_help_panel=_FINDINGS)
     ] = ""
+    parity: Annotated[
+        bool,
+        typer.Option("--parity", help="compare gradients of all ranks with one process's", rich_help_panel=_PARITY),
+    ] = False
+    shrink: Annotated[
+        str,
+        typer.Option(metavar="ARGUMENTS", help="arguments that make the model small", rich_help_panel=_PARITY),
+    ] = ""
+    single: Annotated[
+        str,
+        typer.Option(metavar="ARGUMENTS", help="arguments for the run with one rank", rich_help_panel=_PARITY),
+    ] = ""
+    rtol: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="how far a gradient may be off (default 0.001, or 0.06)", rich_help_panel=_PARITY),
+    ] = None
     rules: Annotated[bool, typer.Option("--rules", help="list all rules, and stop", rich_help_panel=_FINDINGS)] = False
 
 
@@ -88,6 +115,8 @@ def check(options: CheckOptions) -> None:
 
 def _check(options: CheckOptions, console: Console) -> None:
     rehearsal = rehearse_as_typed(options, options.launch)
+    if options.parity and rehearsal.error is None:
+        rehearsal = _with_parity(options, rehearsal, console)
     print_traceback(rehearsal, Console(stderr=True))
     print_findings(rehearsal.findings, console)
     print_verdict(rehearsal.summary, console)
@@ -97,6 +126,28 @@ def _check(options: CheckOptions, console: Console) -> None:
         console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
     if is_bad(rehearsal, options.fail_on):
         raise typer.Exit(1)
+
+
+def _with_parity(options: CheckOptions, rehearsal: Rehearsal, console: Console) -> Rehearsal:
+    """Return the rehearsal with the findings of parity, and save it again if there are any."""
+    words = (options.script, *(options.args or ()))
+    is_command = not options.module and is_launch_command(options.script)
+    with TerminalListener() as listen:
+        start = partial(check_parity_command, words) if is_command else partial(check_parity, *words)
+        outcome = start(
+            cluster=options.cluster,
+            nodes=options.num_nodes if is_command else options.num_nodes or 1,
+            parity=ParityOptions(shrink=options.shrink, single=options.single, rtol=options.rtol),
+            options=replace(options.launch, listen=listen),
+        )
+    console.print(outcome.describe(), style="dim", highlight=False, markup=False, soft_wrap=True)
+    if not outcome.findings:
+        return rehearsal
+    rehearsal = rehearsal.with_findings(outcome.findings)
+    rehearsal.save_report(options.out)
+    if options.sarif is not None:
+        write_sarif(rehearsal.summary, options.sarif)
+    return rehearsal
 
 
 def _print_rules(console: Console) -> None:

@@ -86,6 +86,16 @@ class RehearsalOptions(WhatIfOptions):
         ),
     ] = "balanced"
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module")] = False
+    epochs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="after the captured steps, follow the data loaders to the end of this many epochs, without records "
+            "(default: for a few seconds)",
+            show_default=False,
+            rich_help_panel=_FINDINGS,
+        ),
+    ] = 0
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="RULE", help="silence the findings of a rule (repeatable)", rich_help_panel=_FINDINGS),
@@ -128,6 +138,7 @@ class RehearsalOptions(WhatIfOptions):
             step_marker=self.step_marker,
             skip_steps=self.skip_steps,
             routing=self.routing,
+            num_epochs=self.epochs,
             command=("sandtable", *sys.argv[1:]),
         )
 

@@ -66,7 +66,7 @@ def simulate(
     if stuck and not all(
         _finished(program, actor_times.end_ns) for program, actor_times in zip(programs, times, strict=True)
     ):
-        raise explain_stall(trace, programs, folded.representatives.tolist(), stuck)
+        raise explain_stall(trace, programs, folded, stuck)
     return Timeline(
         trace=trace,
         cluster=cluster,

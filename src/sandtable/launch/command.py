@@ -22,7 +22,7 @@ from sandtable.launch.accelerate import parse_accelerate
 from sandtable.launch.composer import parse_composer
 from sandtable.launch.deepspeed import parse_deepspeed, parse_deepspeed_node
 from sandtable.launch.environment import FixedEnvironment, LayeredEnvironment
-from sandtable.launch.fabric import parse_fabric
+from sandtable.launch.fabric import parse_fabric, parse_lightning
 from sandtable.launch.mpi import parse_mpirun
 from sandtable.launch.plan import LaunchPlan
 from sandtable.launch.slurm import parse_srun
@@ -156,6 +156,7 @@ _READERS: dict[str, _Reader] = {
     "accelerate-launch": parse_accelerate,
     "deepspeed": parse_deepspeed,
     "fabric": parse_fabric,
+    "lightning": parse_lightning,
     "composer": parse_composer,
 }
 """Launchers that start the ranks of a node, by the name of their command."""

@@ -22,17 +22,19 @@ from sandtable.check.parity import (
 )
 from sandtable.cluster import Cluster
 from sandtable.errors import ParityError
-from sandtable.events import Noticed, ignore
+from sandtable.events import Noticed
 from sandtable.findings import Finding, place_text
+from sandtable.launch import parse_command
 from sandtable.rehearsal.script import LaunchOptions, make_job
 from sandtable.trace.guide import Guide
 from sandtable.trace.real_values import RankValues
 from sandtable.vgpu import Job, Launcher, open_launcher
 from sandtable.vgpu.real_values.settings import ValueSettings
 
-__all__ = ["Parity", "ParityOptions", "check_parity", "merged_arguments"]
+__all__ = ["Parity", "ParityOptions", "check_parity", "check_parity_command", "merged_arguments"]
 
 _RTOL, _HALF_RTOL = 1e-3, 6e-2
+_MAX_RANKS = 64
 _HALF = ("float16", "bfloat16")
 
 
@@ -90,12 +92,44 @@ def check_parity(
     parity, options = parity or ParityOptions(), options or LaunchOptions()
     machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster, nodes=nodes)
     arguments = merged_arguments(script_args, shlex.split(parity.shrink))
-    job = make_job(str(script), arguments, machines, parity.steps, replace(options, ranks="all", skip_steps=1))
+    job = make_job(
+        str(script), arguments, machines, parity.steps, replace(options, ranks="all", skip_steps=1, follow_seconds=0.0)
+    )
     with (
         nullcontext(options.launcher) if options.launcher is not None else open_launcher() as launcher,
         tempfile.TemporaryDirectory(prefix="sandtable-parity-") as directory,
     ):
         return _Runs(launcher, job, parity, options, Path(directory)).compare()
+
+
+def check_parity_command(
+    command: str | Sequence[str],
+    *,
+    cluster: str | Path | Cluster = "dgx-a100",
+    nodes: int | None = None,
+    parity: ParityOptions | None = None,
+    options: LaunchOptions | None = None,
+) -> Parity:
+    """Compare what a launch command would start, such as "torchrun --nproc-per-node 4 train.py", with one process."""
+    options = options or LaunchOptions()
+    plan = parse_command(tuple(shlex.split(command) if isinstance(command, str) else command))
+    machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster)
+    world = plan.world(
+        num_nodes=(1 if plan.is_plain else machines.num_nodes) if nodes is None else nodes,
+        gpus_per_node=options.ranks_per_node or machines.gpus_per_node,
+    )
+    return check_parity(
+        plan.script,
+        *plan.script_args,
+        cluster=machines.with_nodes(world.num_nodes),
+        parity=parity,
+        options=replace(
+            options,
+            ranks_per_node=world.ranks_per_node,
+            is_module=plan.is_module,
+            environment=plan.environment,
+        ),
+    )
 
 
 def merged_arguments(arguments: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
@@ -152,6 +186,11 @@ class _Runs:
     def compare(self) -> Parity:
         """Make all runs, and return what differs."""
         job = self._job
+        if job.world_size > _MAX_RANKS:
+            raise ParityError(
+                f"parity runs every rank as a process, so there must be at most {_MAX_RANKS} ranks, but got "
+                f"{job.world_size}; give fewer: mistakes of scale show with 2 ranks along each axis"
+            )
         parallel = self._run(job, "all ranks")
         single = replace(
             job,
@@ -160,7 +199,12 @@ class _Runs:
             cluster=job.cluster.with_nodes(1),
             script_args=merged_arguments(job.script_args, shlex.split(self._parity.single)),
         )
-        (outline,) = self._run(single, "one rank")
+        outline, *others = self._run(single, "one rank")
+        if others:
+            raise ParityError(
+                f"the single run must be one process, but the script starts {len(others) + 1} ranks itself; say how "
+                "many with --single, if it has a flag for that"
+            )
         rtol = self._tolerance([*parallel, outline])
         plan, replicas = self._reference(parallel, outline, single, rtol)
         guide = plan_update(plan, replicas)
@@ -201,10 +245,8 @@ class _Runs:
             guide.save(folder / "guide")
         values = ValueSettings(directory=str(folder), guide=str(folder / "guide") if guide is not None else "")
         self._options.listen(Noticed(text=f"parity: running with {what}"))
-        captured = self._launcher.capture(
-            replace(job, values=values, observes=False),
-            listen=self._options.listen if guide is None and job.world_size > 1 else ignore,
-        )
+        quiet = replace(job, values=values, observes=False, follow_seconds=0.0, num_epochs=0)
+        captured = self._launcher.capture(quiet)
         if captured.error is not None:
             remedy = "make one process of it with --single" if job.world_size == 1 else "check --shrink"
             raise ParityError(

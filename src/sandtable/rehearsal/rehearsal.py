@@ -63,6 +63,7 @@ class Rehearsal:
         changes: WhatIf | None = None,
         error: SandtableError | None = None,
         summary: Summary | None = None,
+        other_findings: tuple[Finding, ...] = (),
     ) -> None:
         """Make a rehearsal from its parts.
 
@@ -73,6 +74,7 @@ class Rehearsal:
             changes: what if a node were slow, links thinner, times noisy?
             error: what ended the capture early.
             summary: the figures of a rehearsal that was saved, which need not be computed again.
+            other_findings: what other runs of the script have shown, such as those of parity.
         """
         self.trace = trace
         self.cluster = cluster
@@ -80,6 +82,7 @@ class Rehearsal:
         self.changes = changes or WhatIf()
         self._capture_error = error
         self._saved = summary
+        self._other_findings = other_findings
 
     def __repr__(self) -> str:
         steps = "1 step" if self.trace.num_steps == 1 else f"{self.trace.num_steps} steps"
@@ -159,6 +162,10 @@ class Rehearsal:
         )
         return self._again(self.cluster, changes, self.inputs)
 
+    def with_findings(self, findings: Sequence[Finding]) -> Rehearsal:
+        """Return the same run with findings that other runs of its script have shown."""
+        return self._again(self.cluster, self.changes, self.inputs, (*self._other_findings, *findings))
+
     def save(self, out: str | Path, *, ranks: Sequence[int] = (), chakra: bool = False) -> Report:
         """Write the trace, the summary and the report into the directory `out`, in place of an earlier run's.
 
@@ -207,7 +214,7 @@ class Rehearsal:
         known = {finding.rule for finding in ends}
         others = [finding for finding in outcome.findings if finding.rule not in known]
         mistakes = inspect(self.trace, outcome.timeline, rules=RULES.keys() - ABOUT_FIGURES - known)
-        kept, silenced = silence((*others, *mistakes), self.inputs.ignored_rules)
+        kept, silenced = silence((*others, *mistakes, *self._other_findings), self.inputs.ignored_rules)
         return replace(outcome, findings=worst_first((*ends, *kept)), silenced=silenced)
 
     def _simulate(self) -> _Outcome:
@@ -218,8 +225,17 @@ class Rehearsal:
         effort = SimulationEffort(wall_seconds=time.perf_counter() - wall, core_seconds=time.process_time() - core)
         return _Outcome(timeline=timeline, effort=effort)
 
-    def _again(self, cluster: Cluster, changes: WhatIf, inputs: UserInputs) -> Rehearsal:
-        return Rehearsal(self.trace, cluster, inputs=inputs, changes=changes, error=self._capture_error)
+    def _again(
+        self, cluster: Cluster, changes: WhatIf, inputs: UserInputs, findings: tuple[Finding, ...] | None = None
+    ) -> Rehearsal:
+        return Rehearsal(
+            self.trace,
+            cluster,
+            inputs=inputs,
+            changes=changes,
+            error=self._capture_error,
+            other_findings=self._other_findings if findings is None else findings,
+        )
 
     def _require_time(self) -> None:
         if self.error is not None:

@@ -52,8 +52,8 @@ class LaunchOptions:
         listen: receives every event (see `sandtable.events`).
         launcher: a running launcher; many rehearsals with one are cheaper.
         store: where to look for the capture first, and to keep it.
-        num_epochs: after the captured steps, follow the script without records until its data loaders have been read this
-            often, to see whether ranks still meet at the end of an epoch; by default for `follow_seconds`.
+        num_epochs: after the captured steps, follow the script without records until its data loaders have been read
+            this often, to see whether ranks still meet at the end of an epoch; by default for `follow_seconds`.
         follow_seconds: how long to follow a script whose steps are quick; 0 to stop after the captured steps.
         runs_few: with `ranks="auto"`, run every rank where there are at most 16 and that takes only seconds.
     """
@@ -209,8 +209,8 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         command=options.command,
         launcher_environment=environment,
         num_epochs=options.num_epochs,
-        follow_seconds=options.follow_seconds if cluster.num_nodes * ranks_per_node > 1 else 0.0,
-        runs_few=options.runs_few,
+        follow_seconds=options.follow_seconds if options.checks else 0.0,
+        runs_few=options.checks and options.runs_few,
     )
 
 

@@ -20,6 +20,9 @@ __all__ = ["print_findings", "print_progress", "print_verdict", "verdict_of"]
 
 _MAX_EVIDENCE = 6
 _MAX_ROWS = 20
+_MAX_ALIKE = 3
+"""Of more findings of one rule, the report shows the rest."""
+
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold blue"}
 _STOP_REASONS = {
     "": "end of the script",
@@ -32,23 +35,28 @@ _STOP_REASONS = {
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
     """Print what is wrong, worst first: severity, rule, message, evidence with script lines, remedy."""
+    counts: Counter[tuple[Severity, str]] = Counter()
     for finding in worst_first(findings):
-        head = Text.assemble(
-            "\n",
-            (finding.severity.value, _STYLES[finding.severity]),
-            (f" {finding.rule}", "bold"),
-            f"  {finding.message}",
-        )
-        console.print(head, highlight=False)
-        for evidence in finding.evidence[:_MAX_EVIDENCE]:
-            console.print(Padding(_evidence(evidence), (0, 0, 0, 2), expand=False), highlight=False)
-        if len(finding.evidence) > _MAX_EVIDENCE:
-            console.print(f"  and {len(finding.evidence) - _MAX_EVIDENCE} more", style="dim", highlight=False)
-        if finding.remedy:
-            console.print(
-                Padding(Text.assemble(("remedy ", "green"), finding.remedy), (0, 0, 0, 2), expand=False),
-                highlight=False,
-            )
+        counts[finding.severity, finding.rule] += 1
+        if counts[finding.severity, finding.rule] <= _MAX_ALIKE:
+            _print_finding(finding, console)
+    for (severity, rule), count in counts.items():
+        if count > _MAX_ALIKE:
+            text = f"\n{_count(count - _MAX_ALIKE, f'more {severity.value}')} of {rule}: see the report"
+            console.print(text, style="dim", highlight=False)
+
+
+def _print_finding(finding: Finding, console: Console) -> None:
+    style = _STYLES[finding.severity]
+    head = Text.assemble("\n", (finding.severity.value, style), (f" {finding.rule}", "bold"), f"  {finding.message}")
+    console.print(head, highlight=False)
+    for evidence in finding.evidence[:_MAX_EVIDENCE]:
+        console.print(Padding(_evidence(evidence), (0, 0, 0, 2), expand=False), highlight=False)
+    if len(finding.evidence) > _MAX_EVIDENCE:
+        console.print(f"  and {len(finding.evidence) - _MAX_EVIDENCE} more", style="dim", highlight=False)
+    if finding.remedy:
+        remedy = Text.assemble(("remedy ", "green"), finding.remedy)
+        console.print(Padding(remedy, (0, 0, 0, 2), expand=False), highlight=False)
 
 
 def print_verdict(run: Summary, console: Console) -> None:

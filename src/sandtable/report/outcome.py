@@ -62,6 +62,7 @@ def print_outcome(run: Summary, console: Console, *, files: Mapping[str, Path] |
     _print_legend(run.timing.breakdown.slowest, console)
     console.print(_facts(run, run.timing))
     print_findings(run.findings, console)
+    _print_silenced(run, console)
     print_notes(_other_notes(run), console, max_notes=_MAX_NOTES)
     _print_files(files, console)
 
@@ -71,9 +72,18 @@ def print_failure(run: Summary, console: Console, *, files: Mapping[str, Path] |
     _print_job(run, console)
     console.print("\n[bold]no step time[/bold]", highlight=False)
     print_findings(run.findings, console)
+    _print_silenced(run, console)
     print_progress(run.progress, run.capture.classes, console)
     print_notes(_other_notes(run), console, max_notes=_MAX_NOTES)
     _print_files(files, console)
+
+
+def _print_silenced(run: Summary, console: Console) -> None:
+    if run.silenced:
+        rules = ", ".join(dict.fromkeys(finding.rule for finding in run.silenced))
+        console.print(
+            f"\n[dim]{_plural(len(run.silenced), 'finding', 'findings')} silenced: {rules}[/dim]", highlight=False
+        )
 
 
 def _other_notes(run: Summary) -> list[NoteSummary]:

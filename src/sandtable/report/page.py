@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from sandtable.check.rule_pages import rule_pages
 from sandtable.engine.memory import Category, classify_blocks, memory_curve
 from sandtable.engine.timeline import Timeline
 from sandtable.report.picture import draw_picture
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_page", "run_page"]
 
-_SCRIPTS = ("dom", "bars", "timeline", "memory", "heatmap", "messages", "findings", "run", "compare", "main")
+_SCRIPTS = ("dom", "bars", "timeline", "memory", "heatmap", "messages", "pages", "findings", "run", "compare", "main")
 MAX_CURVES = 8
 MAX_POINTS = 500
 MAX_CLASSES = 24
@@ -54,6 +55,7 @@ def run_page(summary: Summary, timeline: Timeline | None, *, ranks: Sequence[int
         "title": title,
         "summary": summary.to_dict(),
         "sources": quote_lines(_places(summary)),
+        "pages": _pages(summary),
         "charts": None if timeline is None else _charts(summary, timeline, ranks),
     }
     return render(f"{title} – sandtable", data)
@@ -132,6 +134,12 @@ def _places(summary: Summary) -> list[tuple[str, int]]:
     """Return the script lines that the findings and the progress of the ranks point at."""
     evidence = [(item.file, item.line) for finding in summary.findings for item in finding.evidence]
     return evidence + [(row.file, row.line) for row in summary.progress if summary.timing is None]
+
+
+def _pages(summary: Summary) -> dict[str, str]:
+    """Return the pages of the rules that found something."""
+    known = rule_pages()
+    return {finding.rule: known[finding.rule].text for finding in summary.findings if finding.rule in known}
 
 
 def _classes(timeline: Timeline) -> list[dict[str, object]]:

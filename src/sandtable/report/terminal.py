@@ -140,7 +140,7 @@ def _with_packages_together(notes: Sequence[NoteSummary]) -> Sequence[NoteSummar
     missing = [note for note in notes if note.kind == MISSING_PACKAGE]
     if len(missing) < 2:
         return notes
-    names = ", ".join(sorted(note.text.partition(" ")[0] for note in missing))
+    names = ", ".join(sorted({note.text.partition(" ")[0] for note in missing}))
     text = (
         f"{names} are not installed here: replacements are used as if they were; --without NAME rehearses without one"
     )

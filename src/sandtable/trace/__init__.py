@@ -39,9 +39,11 @@ from sandtable.trace.progress import RankProgress, progress_of
 from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.resources import (
     CacheFlush,
+    CheckpointedCall,
     CheckpointRead,
     DeviceUse,
     HostRead,
+    HostTensor,
     InputWait,
     MemoryMark,
     TensorHolder,
@@ -73,6 +75,7 @@ __all__ = [
     "Calls",
     "CaptureSummary",
     "CheckpointRead",
+    "CheckpointedCall",
     "ClassSummary",
     "Collective",
     "DeviceUse",
@@ -85,6 +88,7 @@ __all__ = [
     "HeldParameters",
     "HostCopy",
     "HostRead",
+    "HostTensor",
     "InputWait",
     "Kind",
     "Line",

@@ -190,12 +190,16 @@ def _padded(signature: Signature, key: Shape) -> Shape:
 
     A query meets the mean length and a third of the way to the longest: exact where all are equal, and where lengths
     spread evenly from 0 to the longest (the mean is half of it, and a token's sequence two thirds of it on average).
+    A longest that would leave no token for the others is a bound that the script gives: all are taken to be equal.
     """
     if len(key) == 4:
         return key
     lengths = [item for item in signature.arguments if isinstance(item, int) and not isinstance(item, bool)]
     longest = min(lengths[1], key[-2]) if len(lengths) > 1 else key[-2]
-    mean = min(longest, key[-2] / num_packed(signature))
+    num_sequences = num_packed(signature)
+    mean = min(longest, key[-2] / num_sequences)
+    if longest > key[-2] - num_sequences + 1:
+        longest = round(mean)
     return (*key[:-2], round(mean + (longest - mean) / 3), key[-1])
 
 

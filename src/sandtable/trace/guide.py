@@ -40,7 +40,8 @@ class Guide:
     """Of parameters before an update; of the number behind the last, at the end."""
     gradients: Mapping[tuple[int, str], Array] = field(default_factory=dict)
     """Which the last backward pass before an update is to leave."""
-    num_backwards: tuple[int, ...] = ()
+    backwards: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    """How many passes have ended then."""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write one file."""
@@ -55,7 +56,7 @@ class Guide:
         document = {
             "copies": [(key, len(self.copies[key])) for key in copies],
             "draws": [(key, [(draw.sizes, draw.dim, draw.seeds) for draw in self.draws[key]]) for key in draws],
-            "num_backwards": self.num_backwards,
+            "backwards": [(update, name, count) for (update, name), count in self.backwards.items()],
         }
         write_arrays(path, document, arrays)
 
@@ -80,6 +81,6 @@ class Guide:
                 )
                 for key, rows in document["draws"]
             },
-            num_backwards=tuple(document["num_backwards"]),
+            backwards={(update, name): count for update, name, count in document["backwards"]},
             **kinds,
         )

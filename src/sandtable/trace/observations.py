@@ -23,9 +23,11 @@ from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.records import Line
 from sandtable.trace.resources import (
     CacheFlush,
+    CheckpointedCall,
     CheckpointRead,
     DeviceUse,
     HostRead,
+    HostTensor,
     InputWait,
     MemoryMark,
     TensorHolder,
@@ -257,6 +259,8 @@ class Observations:
     cache_flushes: tuple[CacheFlush, ...] = ()
     checkpoint_reads: tuple[CheckpointRead, ...] = ()
     input_waits: tuple[InputWait, ...] = ()
+    checkpointed_calls: tuple[CheckpointedCall, ...] = ()
+    host_tensors: tuple[HostTensor, ...] = ()
     lost_gathers: tuple[LostGather, ...] = ()
     mean_losses: tuple[MeanLoss, ...] = ()
 
@@ -264,7 +268,7 @@ class Observations:
         """Yield the events of these kinds, in order."""
         return (event for event in self.events if event.kind in kinds)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the observations as lists for JSON; script lines are stored once."""
         lines: dict[Line, int] = {}
         document: dict[str, Any] = {"rank": self.rank, "loss_factors": self.loss_factors}
@@ -309,6 +313,8 @@ _ROWS: dict[str, Any] = {
     "cache_flushes": CacheFlush,
     "checkpoint_reads": CheckpointRead,
     "input_waits": InputWait,
+    "checkpointed_calls": CheckpointedCall,
+    "host_tensors": HostTensor,
     "lost_gathers": LostGather,
     "mean_losses": MeanLoss,
 }

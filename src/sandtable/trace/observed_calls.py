@@ -92,7 +92,7 @@ class ObservedCalls(Sequence[CallIdentity]):
     def __repr__(self) -> str:
         return f"ObservedCalls({len(self)} calls)"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return tables and columns, the latter as text."""
         columns = {name: base64.b64encode(values.tobytes()).decode() for name, values in self._columns.items()}
         lines = [(line.file, line.line, line.function) for line in self._tables["place"]]

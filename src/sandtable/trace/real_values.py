@@ -63,6 +63,8 @@ class SeededDraw:
     update: int
     sizes: tuple[int, ...]
     seed: int
+    is_setup: bool = False
+    """Whether no optimizer had been made yet: it may initialise a weight."""
 
     @property
     def is_mask(self) -> bool:
@@ -87,8 +89,8 @@ class RankValues:
     """Before their norm was clipped, if it was."""
     raw_gradients: Mapping[tuple[int, str], Array]
     """As the last backward pass before the update left them."""
-    num_backwards: tuple[int, ...]
-    """How many backward passes had ended then, of each update."""
+    backwards: Mapping[tuple[int, str], int]
+    """How many backward passes had ended then."""
     losses: tuple[tuple[float, ...], ...]
     """Of each update, the scalars that backward passes began at."""
     copies: tuple[BatchCopy, ...] = ()
@@ -113,7 +115,7 @@ class RankValues:
             "num_updates": self.num_updates,
             "pieces": [asdict(piece) for piece in self.pieces],
             "groups": self.groups,
-            "num_backwards": self.num_backwards,
+            "backwards": [(update, name, count) for (update, name), count in self.backwards.items()],
             "losses": self.losses,
             "copies": [(copy.place, copy.update) for copy in self.copies],
             "draws": [asdict(draw) for draw in self.draws],
@@ -138,7 +140,7 @@ class RankValues:
             num_updates=document["num_updates"],
             pieces=tuple(ParameterPiece(**_tuples(row)) for row in document["pieces"]),
             groups=tuple(map(tuple, document["groups"])),
-            num_backwards=tuple(document["num_backwards"]),
+            backwards={(update, name): count for update, name, count in document["backwards"]},
             losses=tuple(map(tuple, document["losses"])),
             copies=tuple(
                 BatchCopy(place=(file, line), update=update, array=arrays[f"copies/{number}"])
@@ -161,7 +163,8 @@ def write_arrays(path: str | PathLike[str], document: Mapping[str, Any], arrays:
     keys = list(arrays)
     text = np.frombuffer(json.dumps({**document, "keys": keys}).encode(), dtype=np.uint8)
     with open(path, "wb") as file:
-        np.savez(file, document=text, **{f"array{number}": arrays[key] for number, key in enumerate(keys)})
+        numbered: dict[str, Any] = {f"array{number}": arrays[key] for number, key in enumerate(keys)}
+        np.savez(file, document=text, **numbered)
 
 
 def read_arrays(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Array]]:

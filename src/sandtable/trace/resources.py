@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from sandtable.trace.records import Line
 
-__all__ = ["CacheFlush", "CheckpointRead", "DeviceUse", "HostRead", "InputWait", "MemoryMark", "TensorHolder"]
+__all__ = [
+    "CacheFlush",
+    "CheckpointRead",
+    "CheckpointedCall",
+    "DeviceUse",
+    "HostRead",
+    "HostTensor",
+    "InputWait",
+    "MemoryMark",
+    "TensorHolder",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,24 @@ class CheckpointRead:
     """(Card, bytes) of what the file's tensors took of cards; the rest is in host memory."""
     is_mapped: bool
     """Whether the ranks of a node share its pages (`mmap=True`)."""
+    place: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointedCall:
+    """How often a line of the script ran a part of the model whose activations are computed again."""
+
+    count: int
+    place: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTensor:
+    """A large tensor or array that a variable of the script holds in host memory; `digest` is of a sample of it."""
+
+    name: str
+    num_bytes: int
+    digest: int
     place: Line
 
 

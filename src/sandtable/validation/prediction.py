@@ -52,6 +52,8 @@ def _options(row_set: RowSet, row: PublishedRow, cache: Path) -> LaunchOptions:
         ranks_per_node=min(row.gpus, _cluster(row_set, row).gpus_per_node),
         max_operators=_MAX_OPERATORS,
         limits=Limits(max_samples=0),
+        follow_seconds=0.0,
+        runs_few=False,
         store=_store(row_set, cache),
     )
 

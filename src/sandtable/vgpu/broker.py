@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import MismatchError
-from sandtable.vgpu.call_logs import CallLog, CallTable, group_name
-from sandtable.vgpu.deadlocks import Waiting, deadlock, find_missing
+from sandtable.vgpu.call_logs import CallLog, CallTable, Waiting, group_name
+from sandtable.vgpu.deadlocks import deadlock, find_missing
 from sandtable.vgpu.group_registry import GroupRegistry
+from sandtable.vgpu.host_clock import HostTime
+from sandtable.vgpu.lateness import Lateness
 from sandtable.vgpu.messages import find_message_mismatch, message_mismatch
 from sandtable.vgpu.mismatches import agrees, find_mismatch, mismatch
 from sandtable.vgpu.protocol import Answer, Call, GatherAnswered, GroupsMade, ReceiveAnswered, StopOrdered
@@ -97,6 +99,7 @@ class Broker:
         self._large: dict[bytes, bytes] = {}
         self._stop_reason: str | None = None
         self._replies: list[Reply] = []
+        self.lateness = Lateness()
 
     def admit(self, rank: int, *, is_primary: bool) -> None:
         """Prepare for `rank` to run, for the first time or again."""
@@ -115,6 +118,11 @@ class Broker:
         if self._registry.announce(rank, groups) and len(self._captured) > 1:
             self._sources.clear()
         self._retry(self._blocked.pop((rank,), ()))
+
+    def arrive(self, rank: int, call: Call, time: HostTime, timeout_seconds: float) -> None:
+        """Note when a rank comes to a collective, by its own clock."""
+        if self._stop_reason is None:
+            self.lateness.arrive(rank, self._registry.own(rank)[call.group], call, time, timeout_seconds)
 
     def gather(self, rank: int, ticket: int, call: Call, payload: Payload) -> None:
         """Take a collective of `rank`, which waits for the answer unless `ticket` is 0. Raises MismatchError."""

@@ -1,7 +1,7 @@
 """Call logs: what each captured rank called, in order, so that ranks can be held against each other.
 
-Every rank logs its collectives and its messages to single ranks, also those too large to be exchanged here. Members of a
-group must have the same collectives in the log of that group, and every message one sender and one receiver.
+Every rank logs its collectives and its messages to single ranks, also those too large to be exchanged here. Members of
+a group must have the same collectives in the log of that group, and every message one sender and one receiver.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,18 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import MismatchError
-from sandtable.findings import Finding
-from sandtable.trace import format_ranks
+from sandtable.findings import Finding, name_ranks
+from sandtable.trace.summary import format_ranks
 from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
 from sandtable.vgpu.protocol import Call
 
-__all__ = ["CallLog", "CallTable", "MeetingError", "Party", "describe_call", "group_name"]
+__all__ = ["P2P_MISMATCH", "CallLog", "CallTable", "MeetingError", "Party", "Waiting", "describe_call", "group_name"]
 
 Ints = npt.NDArray[np.int64]
 
 _COLUMNS = 12
 """Numbers per row: see `take_notes` in csrc/nccl.h."""
 
+
+P2P_MISMATCH = "p2p-mismatch"
 
 Party = tuple[int, Call | None]
 """A rank, and the call it is in; None if its script has ended."""
@@ -130,6 +132,29 @@ class CallTable:
 
     def _only(self, chosen: npt.NDArray[np.bool_]) -> "CallTable":
         return CallTable(self.rows[chosen], self.entry[chosen], self.rank[chosen], self.row[chosen], self.texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A rank that cannot continue: the call it is in, its group, and the ranks it waits for."""
+
+    rank: int
+    call: Call
+    group: str
+    missing: tuple[int, ...]
+    ended: tuple[int, ...] = ()
+    entry: int = -1
+
+    @property
+    def text(self) -> str:
+        """Say in words what it waits for."""
+        place = "" if self.call.peer >= 0 else f", call {self.call.seq} of {self.group}"
+        return f"for {name_ranks(self.missing)}{self._ended()} in {describe_call(self.call)}{place}"
+
+    def _ended(self) -> str:
+        if not self.ended:
+            return ""
+        return ", which has ended," if self.ended == self.missing else f" ({name_ranks(self.ended)} ended)"
 
 
 def group_name(registry: GroupRegistry, entry: int) -> str:

@@ -35,14 +35,15 @@ from sandtable.vgpu.compile import follow_compiler
 from sandtable.vgpu.cuda_api import device as cuda_device
 from sandtable.vgpu.cuda_api.graphs import follow_updates
 from sandtable.vgpu.extensions import follow_extensions
-from sandtable.vgpu.failures import library_prefixes, script_prefixes
+from sandtable.vgpu.failures import library_prefixes, script_place, script_prefixes
 from sandtable.vgpu.flat_buffers import FlatBufferReader
 from sandtable.vgpu.following import Follower
 from sandtable.vgpu.futures import follow_futures
+from sandtable.vgpu.host_clock import HostWatch
 from sandtable.vgpu.host_memory import HostMemoryReader
 from sandtable.vgpu.key_value_store import offer_store
 from sandtable.vgpu.list_shardings import adapt_list_shardings
-from sandtable.vgpu.loop_state import LoaderWatcher
+from sandtable.vgpu.loop_state import BatchCounter
 from sandtable.vgpu.node_queries import offer_nvidia_smi
 from sandtable.vgpu.observing import Observer, observe
 from sandtable.vgpu.ordering import in_order
@@ -59,6 +60,7 @@ from sandtable.vgpu.protocol import StepEnded
 from sandtable.vgpu.rank_channel import RankChannel
 from sandtable.vgpu.real_values import ValueRecorder
 from sandtable.vgpu.routed_layers import follow_layers
+from sandtable.vgpu.routing import Routing
 from sandtable.vgpu.settings import RankSettings
 from sandtable.vgpu.shared_files import FileWatcher
 from sandtable.vgpu.skipped_updates import SkippedUpdates
@@ -120,7 +122,6 @@ class Capture:
         flat_buffers: FlatBufferReader,
         host_memory: HostMemoryReader,
         observer: Observer | None,
-        values: ValueRecorder | None,
     ) -> None:
         self._settings = settings
         self._core = core
@@ -131,13 +132,13 @@ class Capture:
         self._flat_buffers = flat_buffers
         self._host_memory = host_memory
         self._observer = observer
+        self._values = _record_values(core, settings, steps)
         self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
-        self._loaders = LoaderWatcher()
+        self._loaders = BatchCounter()
         self._loaders.install()
         self._frozen: RankRecords | None = None
         self._frozen_observations: Observations | None = None
         steps.on_enough = self._follow
-        self._values = values
         self._files = FileWatcher(core, channel)
         self._files.install()
         self._base_seconds = _core_seconds()
@@ -151,11 +152,12 @@ class Capture:
         _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes
+        _watch_host(channel)
         groups = GroupAnnouncer(core, channel, rank=settings.rank, world_size=settings.world_size)
         groups.install()
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
-        observer = observe(core, groups.own) if settings.observes else None
+        observer = observe(core, groups.own, num_steps=settings.num_steps) if settings.observes else None
         next_report = 0.0
 
         def end_step(number: int) -> None:
@@ -169,24 +171,20 @@ class Capture:
                 channel.report(StepEnded(number))
                 next_report = now + _REPORT_SECONDS
 
-        from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
-
-        steps = StepCounter(core, wanted=settings.num_steps, marker=settings.step_marker, on_step=end_step)
+        steps = StepCounter(
+            core,
+            wanted=settings.num_steps,
+            marker=settings.step_marker,
+            on_step=end_step,
+            is_forked=lambda: channel.is_forked,
+        )
         if observer is not None:
             steps.on_backward = observer.begin_backward, observer.end_backward
-        values = ValueRecorder(core, settings.values) if settings.values is not None else None
-        if values is not None:
-            values.install()
-            steps.on_backward = _nothing, values.end_backward
-            steps.on_roots = values.begin_backward
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
         skipped.install()
-        adapt(core, has_values=values is not None)
-        adapt_checkpoints(core)
-        adapt_list_shardings()
-        follow_host_updates()
+        _adapt_torch(core, has_values=settings.values is not None)
         operators = DescribedOperators(ask_for_description)
         follow_extensions(core, operators.implement)
         finder = follow_packages(
@@ -199,15 +197,11 @@ class Capture:
         if settings.costs:
             runpy.run_path(settings.costs)
         follow_futures(core)
-        routing = settings.routing
-        core.set_routing(routing.name, routing.zipf, routing.weights)
-        if routing.differs_by_layer:
-            follow_layers(core)
-
+        _set_routing(core, settings.routing)
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer, values)
+        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -240,13 +234,14 @@ class Capture:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _set_up_cards(self._core, settings)
         self._settings = settings
+        self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
 
     @property
     def loaders(self) -> tuple[tuple[str, int, int, bool], ...]:
         """What is known of the data loaders of the script."""
-        return tuple(tuple(state) for state in self._loaders.states)
+        return tuple((*state,) for state in self._loaders.states)
 
     @property
     def made_groups(self) -> tuple[tuple[tuple[int, ...], str, int], ...]:
@@ -344,8 +339,36 @@ class Capture:
             self._core.note(NO_STEPS, self._steps.describe_none())
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _record_values(core: ModuleType, settings: RankSettings, steps: StepCounter) -> ValueRecorder | None:
+    """Have all values computed and saved, if they are wanted."""
+    if settings.values is None:
+        return None
+    values = ValueRecorder(core, settings.values)
+    values.install()
+    steps.on_backward = lambda: None, values.end_backward
+    steps.on_roots = values.begin_backward
+    return values
+
+
+def _watch_host(channel: RankChannel) -> None:
+    watch = HostWatch(script_place)
+    watch.install()
+    channel.host_time = lambda: (*watch.read(),)
+
+
+def _adapt_torch(core: ModuleType, *, has_values: bool) -> None:
+    from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
+
+    adapt(core, has_values=has_values)
+    adapt_checkpoints(core)
+    adapt_list_shardings()
+    follow_host_updates()
+
+
+def _set_routing(core: ModuleType, routing: Routing) -> None:
+    core.set_routing(routing.name, routing.zipf, routing.weights)
+    if routing.differs_by_layer:
+        follow_layers(core)
 
 
 def _watcher(

@@ -1,25 +1,23 @@
 """Deadlocks: ranks that wait for others that never come, as findings.
 
-Each waiting rank points at the ranks it waits for. Where these have ended, a participant is missing, or a message; where
-they all wait themselves, some of them wait for each other in a circle, which is named whole.
+Each waiting rank points at the ranks it waits for. Where these have ended, a participant is missing, or a message;
+where they all wait themselves, some of them wait for each other in a circle, which is named whole.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from sandtable.findings import Evidence, Finding, Severity, name_ranks
-from sandtable.vgpu.call_logs import CallTable, MeetingError, describe_call, group_name
+from sandtable.findings import Evidence, Finding, Severity
+from sandtable.trace.cycles import find_cycle
+from sandtable.vgpu.call_logs import P2P_MISMATCH, CallTable, MeetingError, Waiting, describe_call, group_name
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.mismatches import extra_calls
-from sandtable.vgpu.protocol import Call
 
-__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "P2P_MISMATCH", "Waiting", "deadlock", "find_cycle", "find_missing"]
+__all__ = ["DEADLOCK_CYCLE", "MISSING_PARTICIPANT", "deadlock", "find_missing"]
 
 DEADLOCK_CYCLE = "deadlock-cycle"
 MISSING_PARTICIPANT = "missing-participant"
-P2P_MISMATCH = "p2p-mismatch"
 
 _REMEDIES = {
     DEADLOCK_CYCLE: "have all ranks issue the calls of all groups in one order; exchange messages in one "
@@ -28,29 +26,6 @@ _REMEDIES = {
     "ranks take, or make a group of those that do",
     P2P_MISMATCH: "match every receive with one send of its peer, with the same group, tag, type and size",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A rank that cannot continue: the call it is in, its group, and the ranks it waits for."""
-
-    rank: int
-    call: Call
-    group: str
-    missing: tuple[int, ...]
-    ended: tuple[int, ...] = ()
-    entry: int = -1
-
-    @property
-    def text(self) -> str:
-        """Say in words what it waits for."""
-        place = "" if self.call.peer >= 0 else f", call {self.call.seq} of {self.group}"
-        return f"for {name_ranks(self.missing)}{self._ended()} in {describe_call(self.call)}{place}"
-
-    def _ended(self) -> str:
-        if not self.ended:
-            return ""
-        return ", which has ended," if self.ended == self.missing else f" ({name_ranks(self.ended)} ended)"
 
 
 def deadlock(waits: Sequence[Waiting], table: CallTable | None = None) -> MeetingError:
@@ -106,25 +81,6 @@ def find_missing(registry: GroupRegistry, table: CallTable, *, ended: Collection
         return None
     entry = min(waits, key=lambda item: item[0])[1].entry
     return deadlock([wait for _, wait in waits if wait.entry == entry], table)
-
-
-def find_cycle(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the ranks of one circle, each of which waits for the next; none if there is no circle."""
-    done: set[int] = set()
-    for start in waits_for:
-        path: list[int] = []
-        stack = [(start, 0)]
-        while stack:
-            rank, depth = stack.pop()
-            del path[depth:]
-            if rank in path:
-                return path[path.index(rank) :]
-            if rank in done or rank not in waits_for:
-                continue
-            done.add(rank)
-            path.append(rank)
-            stack.extend((other, depth + 1) for other in reversed(waits_for[rank]))
-    return []
 
 
 def _error(rule: str, what: str, waits: Sequence[Waiting], evidence: Sequence[Evidence]) -> MeetingError:

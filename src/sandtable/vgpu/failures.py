@@ -17,9 +17,8 @@ from sandtable.errors import ScriptError
 from sandtable.findings import Evidence, Finding, Severity, name_ranks
 from sandtable.native import cache_directory
 from sandtable.trace import Kind, Phase, RankRecords
-from sandtable.vgpu.call_logs import describe_call
+from sandtable.vgpu.call_logs import Waiting, describe_call
 from sandtable.vgpu.compatibility import torch_directory
-from sandtable.vgpu.deadlocks import Waiting
 from sandtable.vgpu.known_failures import known_failure, worker_failure
 from sandtable.vgpu.missing_modules import missing_module_remedy
 from sandtable.vgpu.protocol import RankFailed
@@ -63,8 +62,8 @@ _CRASH_REMEDY = (
 )
 
 _RAISED_REMEDY = (
-    "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by all_reduce "
-    "before any of them leaves"
+    "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by "
+    "all_reduce before any of them leaves"
 )
 _LOADER_FILES = os.path.join("torch", "utils", "data", "")
 _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"

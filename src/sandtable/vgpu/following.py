@@ -1,8 +1,8 @@
 """Following: how a rank goes on after the captured steps, to see whether ranks still meet at the end of the epoch.
 
 Nothing is recorded any more and nothing is printed. Collectives still go to the launcher, which compares them. The
-script must do no harm while nobody watches: what it saves with `torch.save` is kept in memory, and before it would write
-to a file that was there already, it is stopped. It is stopped, too, when its time is up, wherever it then is.
+script must do no harm while nobody watches: what it saves with `torch.save` is kept in memory, and before it would
+write to a file that was there already, it is stopped. It is stopped, too, when its time is up, wherever it then is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Follower:
         """Guard files from now on; return the moment until which to follow."""
         import torch
 
-        torch.save = self._save
+        torch.save = self._save  # type: ignore[assignment]
         torch.load = self._loading(torch.load)
         sys.addaudithook(self._guard)
         process = os.getpid()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandtable.errors import FindingError, LaunchError, SandtableError
+from sandtable.errors import FindingError, LaunchError, MismatchError, SandtableError
 from sandtable.events import Event, Listener, Noticed, RankPrinted
 from sandtable.launch import FixedEnvironment, LayeredEnvironment, NodeEnvironment, OwnEnvironment, parse_command
 from sandtable.trace import Note, Observations, RankRecords
@@ -25,6 +25,9 @@ from sandtable.vgpu.stop import SCRIPT_ENDED
 __all__ = ["FinishedSession", "run_job"]
 
 _MAX_ATTEMPTS = 3
+
+_FEW_OWN_RANKS = 4
+"""So many ranks that the script starts itself all run."""
 
 _FEW_SECONDS = 10.0
 """All ranks run, if they are few, where that takes no longer than this."""
@@ -117,7 +120,7 @@ def _run_own_ranks(job: Job, spawned: SpawnedRanks, listen: Listener, directory:
         num_processes: int | None = launched.num_processes
     finished: list[FinishedSession] = []
     while num_processes is not None:
-        launch = replace(job, world_size=job.num_nodes * num_processes, nproc_per_node=num_processes)
+        launch = _own_launch(job, num_processes)
         listen(Noticed(text=f"the script starts {num_processes} processes per node: these are the ranks"))
         spawned.begin(launch)
         finished.append(_run_sessions(launch, spawned, listen, _tasks(launch, directory)))
@@ -132,6 +135,14 @@ def _run_own_ranks(job: Job, spawned: SpawnedRanks, listen: Listener, directory:
         return best
     text = f"the script launches processes {len(finished)} times; this is launch {finished.index(best) + 1}"
     return replace(best, notes=(Note("several launches", text),))
+
+
+def _own_launch(job: Job, num_processes: int) -> Job:
+    """Return the job of ranks that the script starts itself. It starts them once, so there is no first look at them."""
+    launch = replace(job, world_size=job.num_nodes * num_processes, nproc_per_node=num_processes)
+    if launch.may_run_all and launch.world_size <= _FEW_OWN_RANKS:
+        launch = replace(launch, ranks="all")
+    return launch if launch.ranks == "all" else replace(launch, follow_seconds=0.0, num_epochs=0)
 
 
 def _relaunched(job: Job, report: ScriptRelaunched) -> Job:
@@ -174,7 +185,8 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
     """Run a session; again if it may have failed because ranks did not run together.
 
     A rank may have been answered before all ranks of its kind were known (a sample pickles a longer object than the
-    rank that ran before it), or a sample may have come too late for a file that another rank has removed.
+    rank that ran before it), a sample may have come too late for a file that another rank has removed, or a rank may
+    have found one, such as the checkpoint of the first step, which another one made later than it looked.
     """
     primaries = job.first_ranks
     for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -192,7 +204,8 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
         except FindingError as failure:
             together = session.primaries | session.late_samples | set(failure.findings[0].ranks)
             is_final = job.ranks != "auto" or attempt == _MAX_ATTEMPTS or together <= primaries
-            if not is_final and (session.late_samples or session.broker.stale()):
+            may_find_files = isinstance(failure, MismatchError) and session.has_made_files
+            if not is_final and (session.late_samples or session.broker.stale() or may_find_files):
                 session.kill_ranks()
                 session.forget_files()
                 is_last = attempt + 1 == _MAX_ATTEMPTS and job.world_size <= job.limits.max_primaries
@@ -221,9 +234,13 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
             records=records,
             error=error,
             observations=observations,
-            notes=notes,
+            notes=(*notes, *_lateness_notes(session)),
         )
     raise AssertionError("the last attempt returns or raises")
+
+
+def _lateness_notes(session: Session) -> Iterable[Note]:
+    return (Note(finding.rule, finding.to_json()) for finding in session.broker.lateness.findings)
 
 
 def _with_largest_memory(records: RankRecords, members: Iterable[int], sharded: Iterable[ShardedRanks]) -> RankRecords:

@@ -1,19 +1,19 @@
 """Loop exits: ranks that left a loop in which the others went on, found when all have been stopped.
 
-A rank waits in a call that it has made before, on the same line, and another rank has made fewer times and will not make
-again. What is known of that other rank says why: its data loader has ended, so it had fewer batches; or it is out of the
-loop for another reason, which can only be one of the statements in the loop that leave it.
+A rank waits in a call that it has made before, on the same line, and another rank has made fewer times and will not
+make again. What is known of that other rank says why: its data loader has ended, so it had fewer batches; or it is out
+of the loop for another reason, which can only be one of the statements in the loop that leave it.
 """
 
 import ast
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.vgpu.call_logs import CallTable, describe_call
-from sandtable.vgpu.loop_state import LoaderState
-from sandtable.vgpu.protocol import Call
+from sandtable.vgpu.protocol import Call, LoaderState
 
 __all__ = ["EARLY_EXIT", "UNEQUAL_BATCHES", "StoppedRank", "explain_exit"]
 
@@ -21,6 +21,7 @@ EARLY_EXIT = "early-exit"
 UNEQUAL_BATCHES = "unequal-batches"
 
 _MOST_EXITS = 4
+_MOST_CALLERS = 6
 _KEYWORDS = {ast.Break: "break", ast.Return: "return"}
 
 Place = tuple[str, int]
@@ -80,10 +81,10 @@ def _unequal_batches(finding: Finding, left: _Left) -> Finding | None:
     ours = {state[:2]: state for state in left.waiter.loaders}
     for theirs in reversed(left.leaver.loaders):
         mine = ours.get(theirs[:2])
-        if mine is not None and theirs.is_exhausted and not mine.is_exhausted and mine.num_batches > theirs.num_batches:
+        if mine is not None and theirs.is_exhausted and mine.num_batches > theirs.num_batches:
             message = (
                 f"all ranks must read equally many batches, but rank {left.leaver.rank} has read all of its "
-                f"{theirs.num_batches}, while rank {left.waiter.rank} is in number {mine.num_batches}"
+                f"{theirs.num_batches}, while rank {left.waiter.rank} has come to number {mine.num_batches}"
             )
             where = Evidence(
                 ranks=(left.leaver.rank,),
@@ -99,7 +100,7 @@ def _early_exit(finding: Finding, left: _Left) -> Finding | None:
     """Explain it by statements that leave a loop around the call, or by a loop that ran fewer rounds."""
     if left.leaver.call is not None:
         return None
-    loops = list(_loops_around(left.waiter.stack))
+    loops = list(_loops_around(left.waiter.stack or _callers(left.call.file, left.call.line)))
     exits = [place for loop in loops for place in loop.exits][:_MOST_EXITS]
     rank = left.leaver.rank
     if exits:
@@ -172,6 +173,36 @@ def _loops_around(stack: Sequence[Place]) -> Iterator[_Loop]:
             yield _Loop(file=file, line=node.lineno, exits=tuple(_exits(node, file)))
 
 
+def _callers(file: str, line: int) -> list[Place]:
+    """Return a line of the script and those that call the function it is in, as far as the names of functions tell."""
+    tree = _parsed(file)
+    places = [(file, line)]
+    seen: set[str] = set()
+    while tree is not None and len(seen) < _MOST_CALLERS:
+        functions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.lineno <= places[0][1] <= (node.end_lineno or node.lineno)
+        ]
+        if not functions or functions[-1].name in seen:
+            break
+        seen.add(functions[-1].name)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in seen]
+        outside = [node for node in calls if not any(_holds(function, node) for function in functions[-1:])]
+        if not outside:
+            break
+        places.insert(0, (file, outside[0].lineno))
+    return places
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def _holds(function: ast.FunctionDef, node: ast.Call) -> bool:
+    return function.lineno <= node.lineno <= (function.end_lineno or function.lineno)
+
+
 def _parsed(file: str) -> ast.Module | None:
     if not os.path.isfile(file):
         return None
@@ -182,7 +213,7 @@ def _parsed(file: str) -> ast.Module | None:
         return None
 
 
-def _is_loop_around(node: ast.AST, line: int) -> bool:
+def _is_loop_around(node: ast.AST, line: int) -> TypeGuard[ast.For | ast.While]:
     return isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or node.lineno)
 
 

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import functools
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from sandtable.vgpu.failures import is_library, script_place
+from sandtable.vgpu.protocol import LoaderState
 from sandtable.vgpu.stop import StopCapture
 
-__all__ = ["LoaderState", "LoaderWatcher", "stack_of"]
+__all__ = ["BatchCounter", "stack_of"]
 
 _MOST_LOADERS = 32
 _MOST_FRAMES = 32
 
 
-class LoaderState(NamedTuple):
-    """The last iteration over a data loader that began on this line: its batches so far, and whether it has ended."""
-
-    file: str
-    line: int
-    num_batches: int
-    is_exhausted: bool
-
-
-class LoaderWatcher:
+class BatchCounter:
     """Counts the batches of torch's data loaders."""
 
     def __init__(self) -> None:

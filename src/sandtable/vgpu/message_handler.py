@@ -6,9 +6,9 @@ from typing import Any
 from sandtable.events import Listener, RankStepped
 from sandtable.vgpu.broker import Broker
 from sandtable.vgpu.group_order import MadeGroup
+from sandtable.vgpu.host_clock import HostTime
 from sandtable.vgpu.imports import ImportedModule
 from sandtable.vgpu.key_value_store import KeyValueStore
-from sandtable.vgpu.loop_state import LoaderState
 from sandtable.vgpu.protocol import (
     Answer,
     Call,
@@ -18,6 +18,7 @@ from sandtable.vgpu.protocol import (
     GatherPosted,
     GroupsMade,
     ImportsLogged,
+    LoaderState,
     Message,
     NodeMemoryNamed,
     PeerMet,
@@ -101,7 +102,9 @@ class MessageHandler:
         self._broker.stop_all(reason)
 
     def _on_gather(self, process: RankProcess, message: GatherPosted) -> None:
-        self._broker.gather(process.rank, message.ticket, Call(*message.call), message.payload)
+        call = Call(*message.call)
+        self._broker.arrive(process.rank, call, HostTime(*message.host_time), message.timeout_seconds)
+        self._broker.gather(process.rank, message.ticket, call, message.payload)
 
     def _on_receive(self, process: RankProcess, message: ReceivePosted) -> None:
         self._broker.receive(process.rank, message.ticket, Call(*message.call))

@@ -1,14 +1,14 @@
 """Messages: sends and receives of captured ranks, held against each other.
 
-The n-th send of a rank to another is received by the n-th receive there, of the same group and tag. Large messages carry
-no values in a rehearsal, so nobody waits for them: only the logs show those of different sizes, or without a counterpart.
+The n-th send of a rank to another is received by the n-th receive there, of the same group and tag. Large messages
+carry no values in a rehearsal, so nobody waits for them: only the logs show those of different sizes, or without a
+counterpart.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.vgpu.call_logs import CallLog, CallTable, MeetingError, describe_call
-from sandtable.vgpu.deadlocks import P2P_MISMATCH
+from sandtable.vgpu.call_logs import P2P_MISMATCH, CallLog, CallTable, MeetingError, describe_call
 from sandtable.vgpu.group_registry import GroupRegistry
 from sandtable.vgpu.protocol import Call
 

@@ -21,8 +21,8 @@ __all__ = ["COLLECTIVE_MISMATCH", "agrees", "extra_calls", "find_mismatch", "mis
 COLLECTIVE_MISMATCH = "collective-mismatch"
 
 _REMEDY = (
-    "make all ranks of the group reach the same call, with equal type, size, operator and root: move it out of branches "
-    "that only some ranks take"
+    "make all ranks of the group reach the same call, with equal type, size, operator and root: move it out of "
+    "branches that only some ranks take"
 )
 _ALIGNED = 400
 """Calls that are aligned at most."""
@@ -119,10 +119,18 @@ def sole_call(mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[bool, Call]
     start = min(len(mine), len(theirs)) if first is None else first
     mine, theirs = mine[start : start + _ALIGNED], theirs[start : start + _ALIGNED]
     matcher = SequenceMatcher(None, [_place(call) for call in mine], [_place(call) for call in theirs], autojunk=False)
-    for tag, a, a_end, b, b_end in matcher.get_opcodes():
-        if tag != "equal" and a_end - a != b_end - b:
+    blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
+    paired = {
+        _place(call)
+        for _, a, a_end, b, b_end in blocks
+        if a_end - a == b_end - b
+        for call in (*mine[a:a_end], *theirs[b:b_end])
+    }
+    for _, a, a_end, b, b_end in blocks:
+        if a_end - a != b_end - b:
+            is_mine, calls = (True, mine[a:a_end]) if a_end - a > b_end - b else (False, theirs[b:b_end])
             shared = min(a_end - a, b_end - b)
-            return (True, mine[a + shared]) if a_end - a > shared else (False, theirs[b + shared])
+            return is_mine, next((call for call in calls if _place(call) not in paired), calls[shared])
     return None
 
 

@@ -12,16 +12,20 @@ from types import TracebackType
 __all__ = ["missing_module_remedy"]
 
 _MAX_FUNCTIONS = 4
+_REMOVED = frozenset({"asyncore", "asynchat", "cgi", "imp", "pipes", "smtpd", "telnetlib"})
+"""Modules of the standard library that training code used, and that newer Pythons have removed."""
 
 
 def missing_module_remedy(error: BaseException) -> str:
     """Return how to rehearse a script that imports a module which is not installed; nothing for other errors."""
     if not isinstance(error, ModuleNotFoundError) or not error.name or "--without" in str(error):
         return ""
+    package = error.name.partition(".")[0]
+    if advice := _advice_on_python_code(error.name, package):
+        return advice
     functions = _wanted_functions(error.name, _importing_file(error.__traceback__)) or ["function"]
     described = ", ".join(f'@sandtable.cost("{error.name}.{function}")' for function in functions[:_MAX_FUNCTIONS])
     more = " and so on" if len(functions) > _MAX_FUNCTIONS else ""
-    package = error.name.partition(".")[0]
     if package in sys.modules and package != error.name:
         advice = f"{package} is installed here without this module: another release may have it"
     else:
@@ -31,6 +35,30 @@ def missing_module_remedy(error: BaseException) -> str:
         f"describe what the script calls of it, {described}{more}, by functions with the same arguments that return "
         "sandtable.Kernel(outputs=..., flops=..., bytes=...), and pass their file: sandtable run --costs costs.py "
         "(docs/packages.md)"
+    )
+
+
+def _advice_on_python_code(name: str, package: str) -> str:
+    """Return what to do about a module that is certainly no compiled package; nothing for others."""
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    if package == "torch" and package in sys.modules:
+        release = getattr(sys.modules[package], "__version__", "")
+        return f"torch {release} has no {name}: the code asks for another release of torch, here as on the cluster"
+    if package == "distutils":
+        return f"{python} no longer has distutils; setuptools brings it: pip install setuptools"
+    if package in _REMOVED:
+        return f"{python} no longer has {package}: the code asks for an older Python, here as on the cluster"
+    if package not in sys.modules and _is_source(package):
+        return (
+            f"{package} is in the working directory, which Python does not search when a script in another directory "
+            "runs: install it (pip install -e .) or set PYTHONPATH=."
+        )
+    return ""
+
+
+def _is_source(package: str) -> bool:
+    return os.path.isfile(f"{package}.py") or any(
+        name.endswith(".py") for name in (os.listdir(package) if os.path.isdir(package) else ())
     )
 
 

@@ -67,13 +67,14 @@ class GroupAnnouncer:
         """Announce groups as this rank, before the first one."""
         self.rank, self.world_size = rank, world_size
 
-    def add(self, ranks: Sequence[int], name: str) -> None:
-        """Announce a group that is about to be made."""
+    def add(self, ranks: Sequence[int], name: str, *, timeout_seconds: float = 0.0) -> None:
+        """Announce a group that is about to be made; a timeout of 0 is unknown."""
         members = tuple(ranks)
         self._channel.announce_group(members, name)
         if self.rank in members:
             self._core.begin_group(len(self.own), list(members))
             self.own.append(Group(name=name, ranks=members))
+            self._channel.timeouts.append(timeout_seconds)
 
     def new_line(self, name: str) -> Any:
         """Make a group of all ranks for messages that the script sends over its own sockets."""
@@ -93,7 +94,9 @@ class GroupAnnouncer:
                 self.before_world(group_rank, group_size)
             name = options.get("group_desc") or UNNAMED_GROUP
             _store_of(rest).set_timeout(_STORE_PATIENCE)
-            self.add(ranks or range(self.world_size), "world" if not ranks else name)
+            timeout = options.get("timeout")
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else 0.0
+            self.add(ranks or range(self.world_size), "world" if not ranks else name, timeout_seconds=seconds)
             if ranks and self.rank not in ranks:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
             return make(group_size, group_rank, ranks, *rest, **options)

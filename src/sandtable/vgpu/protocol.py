@@ -24,6 +24,7 @@ __all__ = [
     "GatherPosted",
     "GroupsMade",
     "ImportsLogged",
+    "LoaderState",
     "Message",
     "NodeMemoryNamed",
     "PeerMet",
@@ -73,15 +74,29 @@ class Call(NamedTuple):
     splits: str = ""
 
 
+class LoaderState(NamedTuple):
+    """The last iteration over a data loader that began on this line: its batches so far, and whether it has ended."""
+
+    file: str
+    line: int
+    num_batches: int
+    is_exhausted: bool
+
+
 # ---- from a rank ----
 
 
 class GatherPosted(NamedTuple):
-    """The rank enters a collective with `payload`. It waits for the answer unless `ticket` is 0."""
+    """The rank enters a collective with `payload`. It waits for the answer unless `ticket` is 0.
+
+    `host_time` are the fields of a `HostTime`, and `timeout_seconds` how long the group waits for all members.
+    """
 
     ticket: int
     call: CallTuple
     payload: bytes | None
+    host_time: tuple[float, float, str, int] = (0.0, 0.0, "", 0)
+    timeout_seconds: float = 0.0
 
 
 class ReceivePosted(NamedTuple):
@@ -105,7 +120,7 @@ class ThreadWaiting(NamedTuple):
 
 
 class CallsLogged(NamedTuple):
-    """Calls the rank made: new texts, and rows of int64 (see `take_notes` in csrc/nccl.h) that refer to them by number."""
+    """Calls the rank made: new texts, and rows of int64 (see `take_notes` in csrc/nccl.h) that refer to them."""
 
     texts: Sequence[str]
     rows: bytes
@@ -204,9 +219,9 @@ class FilesRemoved(NamedTuple):
 class RankSaved(NamedTuple):
     """The rank has saved its records and ends.
 
-    `stack` are the script's lines where it was stopped, `loaders` what is known of its data loaders (`loop_state.py`), and
-    `made_groups` the groups it saw made by `new_group` (`group_order.py`). It may have been followed after the records
-    ended, to the end of the script if it `has_ended`.
+    `stack` are the script's lines where it was stopped, `loaders` what is known of its data loaders (`loop_state.py`),
+    and `made_groups` the groups it saw made by `new_group` (`group_order.py`). It may have been followed after the
+    records ended, to the end of the script if it `has_ended`.
     """
 
     stop_reason: str

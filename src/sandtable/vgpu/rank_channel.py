@@ -61,6 +61,10 @@ class RankChannel:
         self.take_logged_calls: Callable[[], LoggedCalls] = _no_calls
         self.end_imports: Callable[[], ImportsLogged | None] | None = None
         """Called once, before the first group is announced or the first message is sent."""
+        self.host_time: Callable[[], tuple[float, float, str, int]] = lambda: (0.0, 0.0, "", 0)
+        """Returns the fields of a `HostTime`."""
+        self.timeouts: list[float] = []
+        """Of each group of this rank, in order, the seconds after which it gives up."""
         self._channel = channel
         self._turn = turn
         self._rank = rank
@@ -116,12 +120,16 @@ class RankChannel:
         if payload is None:
             self.post(call, None)
             return (None,), bytes(array("i").itemsize * self._sizes[call[0]])
-        answer = self._ask(GatherAnswered, lambda ticket: GatherPosted(ticket, call, payload))
+        answer = self._ask(GatherAnswered, lambda ticket: self._gathering(ticket, call, payload))
         return answer.table, answer.sources
 
     def post(self, call: CallTuple, payload: bytes | None) -> None:
         """Put in a payload without waiting for the others, as the root of a broadcast does."""
-        self._post(GatherPosted(0, call, payload))
+        self._post(self._gathering(0, call, payload))
+
+    def _gathering(self, ticket: int, call: CallTuple, payload: bytes | None) -> GatherPosted:
+        timeout = self.timeouts[call[0]] if call[0] < len(self.timeouts) else 0.0
+        return GatherPosted(ticket, call, payload, self.host_time(), timeout)
 
     def send(self, call: CallTuple, payload: bytes | None) -> None:
         """Send a payload to the call's peer."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from sandtable.events import Listener, RankPrinted
 from sandtable.vgpu.failures import is_own_crash_frame
 from sandtable.vgpu.group_order import MadeGroup
-from sandtable.vgpu.loop_state import LoaderState
-from sandtable.vgpu.protocol import Answer, FrameReader, Message, RankFailed, RemovedFile, pack
+from sandtable.vgpu.protocol import Answer, FrameReader, LoaderState, Message, RankFailed, RemovedFile, pack
 
 __all__ = ["OutputLines", "RankOutcome", "RankProcess"]
 

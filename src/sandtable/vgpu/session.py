@@ -20,9 +20,9 @@ from sandtable.errors import FindingError, LaunchError, MismatchError
 from sandtable.events import Listener, RankCaptured, RankStarted
 from sandtable.trace import RankRecords
 from sandtable.vgpu.broker import Broker
-from sandtable.vgpu.call_logs import MeetingError
+from sandtable.vgpu.call_logs import P2P_MISMATCH, MeetingError
 from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
-from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT, P2P_MISMATCH
+from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT
 from sandtable.vgpu.failures import died, is_missing_file, script_error
 from sandtable.vgpu.fork_protocol import RankExited, RankForked
 from sandtable.vgpu.group_order import GROUP_MISMATCH, find_group_mismatch
@@ -32,6 +32,7 @@ from sandtable.vgpu.loop_exits import StoppedRank, explain_exit
 from sandtable.vgpu.memory_meter import MemoryMeter
 from sandtable.vgpu.message_handler import MessageHandler
 from sandtable.vgpu.mismatches import COLLECTIVE_MISMATCH
+from sandtable.vgpu.named_ranks import named_ranks
 from sandtable.vgpu.processes import cpu_ticks, wants_core
 from sandtable.vgpu.protocol import RankFailed
 from sandtable.vgpu.rank_process import RankOutcome, RankProcess
@@ -179,6 +180,8 @@ class Session:
             if self._to_start:
                 continue
             next_plan = self._plan()
+            if next_plan.is_final and self._sample_named():
+                continue
             if next_plan.is_final:
                 error = self._find_group_mismatch() or self.broker.find_mismatch()
                 if error is not None:
@@ -218,6 +221,11 @@ class Session:
                     process.finish_output()
                 self._release(process)
 
+    @property
+    def has_made_files(self) -> bool:
+        """Whether ranks have made files after their first collective, which ranks that ran later may have found."""
+        return self._files.has_made
+
     def forget_files(self) -> None:
         """Remove what the ranks have made, so that they can run again from the beginning."""
         self._files.forget(self._known)
@@ -243,7 +251,7 @@ class Session:
         )
 
     def explained(self, error: FindingError) -> FindingError:
-        """Return the error with what is known when all ranks have been stopped: an earlier cause, or a better reason."""
+        """Return the error with what is known once all ranks have stopped: an earlier cause, or a better reason."""
         if not isinstance(error, MismatchError):
             return error
         earlier = self._find_group_mismatch()
@@ -278,6 +286,16 @@ class Session:
             shards=self._shards if any(outcome.has_flat_buffers for outcome in self.outcomes.values()) else None,
             chunked_dims={rank: outcome.chunked_dims for rank, outcome in self.outcomes.items()},
         )
+
+    def _sample_named(self) -> bool:
+        """Sample the ranks that the script names, if they have not run; return whether there are any."""
+        job = self._job
+        if job.ranks != "auto" or job.is_module or job.may_run_all or not job.limits.max_samples:
+            return False
+        named = named_ranks(job.script, world_size=job.world_size, ranks_per_node=job.nproc_per_node)
+        samples = [rank for rank in named if rank not in self._known]
+        self._samples.extend(samples)
+        return bool(samples)
 
     def _follow(self, next_plan: CapturePlan) -> None:
         for rank in next_plan.primaries:
@@ -378,8 +396,8 @@ class Session:
     def _end_late_failures(self) -> None:
         """Raise the first failure after the captured steps if other ranks wait for the one that failed.
 
-        Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0 logs
-        and saves, ends the following and nothing else.
+        Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0
+        logs and saves, ends the following and nothing else.
         """
         if not self._late_failures or (self._live and not self.broker.is_stuck()):
             return

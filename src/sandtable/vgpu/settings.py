@@ -103,8 +103,7 @@ class Job:
     (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted.
     After the captured steps the script is followed without records for `follow_seconds`, or with `num_epochs` until its
     data loaders have been read that often, to see whether ranks still meet. With `runs_few` all ranks run under "auto"
-    where there are few and they cost little.
-    With `values` every tensor has a value, which the ranks save.
+    where there are few and they cost little. With `values` every tensor has a value, which the ranks save.
     """
 
     script: str
@@ -238,8 +237,8 @@ class Job:
             without=self.without,
             costs=os.path.abspath(self.costs) if self.costs else "",
             observes=self.observes,
-            follow_seconds=self.follow_seconds,
-            num_epochs=self.num_epochs,
+            follow_seconds=self.follow_seconds if self.world_size > 1 else 0.0,
+            num_epochs=self.num_epochs if self.world_size > 1 else 0,
             values=self.values,
         )
 

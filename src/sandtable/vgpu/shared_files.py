@@ -102,6 +102,11 @@ class SharedFiles:
         """Whether ranks put files in the same places, where no barrier keeps them apart."""
         return bool(self._removed)
 
+    @property
+    def has_made(self) -> bool:
+        """Whether ranks have made files that others may look for."""
+        return any(self._made.values())
+
     def add_made(self, rank: int, paths: Iterable[str]) -> None:
         """Add what a rank has made."""
         self._made[rank].update(paths)

@@ -10,8 +10,9 @@ A step ends where the parameters have been updated, by the first of these that t
 
 Each of these leaves a row at every update; which rows end a step is decided when the capture ends (`step_rows.py`).
 After the last wanted step the capture continues through what closes the step (logging, schedulers) and stops at the
-next forward pass; at a mark it stops at once. There the script may be followed further, without records (`following.py`). Ranks that talk over their own sockets continue to the end of the script,
-because others would wait for one that stopped.
+next forward pass; at a mark it stops at once. There the script may be followed further, without records
+(`following.py`). Ranks that talk over their own sockets continue to the end of the script, because others would wait
+for one that stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -42,11 +44,21 @@ _MARK, _IN_BACKWARD, _BY_FRAMEWORK, _FIRST_OPTIMIZER = 0, 1, 2, 3
 class StepCounter:
     """Counts steps, by marks or updates, and stops the capture after the last one wanted.
 
-    `on_step` is called with the number of each step, as far as it is known while the script runs.
+    `on_step` is called with the number of each step, as far as it is known while the script runs. In processes that the
+    script forked from the rank's (`is_forked`), such as workers of a data loader, nothing stops.
     """
 
-    def __init__(self, core: ModuleType, *, wanted: int, marker: str = "", on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        *,
+        wanted: int,
+        marker: str = "",
+        on_step: Callable[[int], None],
+        is_forked: Callable[[], bool],
+    ) -> None:
         self._core = core
+        self._is_forked = is_forked
         self._wanted = wanted
         self._marker = marker
         self._on_step = on_step
@@ -59,7 +71,8 @@ class StepCounter:
         self._goes_on = False
         self._watches_forward = False
         self._deadline: float | None = None
-        self._began = time.monotonic()
+        self._ends: deque[float] = deque([time.monotonic()], maxlen=2)
+        """When the last two steps ended."""
         self.on_enough: Callable[[float], float] = lambda step_seconds: 0.0
         """Called with the duration of a step after the last one wanted; returns until when to follow the script."""
         self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
@@ -103,6 +116,7 @@ class StepCounter:
         if self._deadline is not None:
             return
         self._num_marks += 1
+        self._ends.append(time.monotonic())
         self._core.end_update(_MARK)
         self._on_step(self._num_marks)
         self._stop_if(self._num_marks >= self._wanted)
@@ -266,6 +280,7 @@ class StepCounter:
             return
         if self._paces.num_steps > self._num_steps:
             self._num_steps = self._paces.num_steps
+            self._ends.append(time.monotonic())
             self._on_step(self._num_steps)
         if not self._watches_forward and self._num_steps >= self._wanted:
             from torch.nn.modules.module import register_module_forward_pre_hook
@@ -283,11 +298,14 @@ class StepCounter:
         self._stop_if(self._is_enough)
 
     def _stop_if(self, is_enough: bool) -> None:
-        if not is_enough or self._goes_on or threading.current_thread() is not threading.main_thread():
+        if not is_enough or self._goes_on or self._is_forked():
+            return
+        if threading.current_thread() is not threading.main_thread():
             return
         if self._deadline is None:
             silence_output()
-            self._deadline = self.on_enough((time.monotonic() - self._began) / self._wanted)
+            now = time.monotonic()
+            self._deadline = self.on_enough(now - self._ends[0])
         if time.monotonic() >= self._deadline:
             raise StopCapture("steps")
 

@@ -11,7 +11,9 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 from sandtable.vgpu.child_processes import ChildProcesses
+from sandtable.vgpu.failures import script_place
 from sandtable.vgpu.process_groups import GroupAnnouncer
+from sandtable.vgpu.stop import ProcessRejected
 
 __all__ = ["follow_processes"]
 
@@ -24,8 +26,21 @@ def follow_processes(processes: ChildProcesses, groups: GroupAnnouncer) -> None:
 
     groups.before_world = processes.join_world
     torch._C._cuda_init = _after(processes.before_cuda, torch._C._cuda_init)
+    torch.UntypedStorage._share_cuda_ = _reject_sharing  # type: ignore[method-assign]
     _announce_launches(processes)
     _announce_elastic_launches(processes)
+
+
+def _reject_sharing(storage: Any) -> Any:
+    """Reject a tensor on the GPU that goes to another process by a handle of its memory: there is no memory."""
+    file, line = script_place()
+    raise ProcessRejected(
+        "sends a tensor on the GPU to another process",
+        file=file,
+        line=line,
+        remedy="only ranks have a virtual GPU: send a tensor in host memory, and move it in the rank; where a data "
+        "loader's workers get the data set, keep that in host memory, or use num_workers=0",
+    )
 
 
 def _announce_launches(processes: ChildProcesses) -> None:

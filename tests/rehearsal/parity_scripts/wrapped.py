@@ -21,7 +21,7 @@ class Config:
     length: int = 12
 
 
-class Sentences(Dataset):
+class Sentences(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, config):
         generator = torch.Generator().manual_seed(7)
         self.ids = torch.randint(config.vocab, (64, config.length + 1), generator=generator)

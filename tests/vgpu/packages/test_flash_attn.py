@@ -230,3 +230,74 @@ def test_collectives_have_each_other_as_backward_pass():
         *("all_gather", "reduce_scatter", "all_reduce"),
         *("all_gather", "reduce_scatter"),
     ]
+
+
+def _call_extensions() -> None:
+    import dropout_layer_norm
+    import rotary_emb
+    import xentropy_cuda_lib
+
+    x = torch.empty(64, 8, 128, device="cuda", dtype=torch.bfloat16)
+    angles = torch.empty(64, 1, 64, device="cuda", dtype=torch.bfloat16)
+    first, second = x.chunk(2, dim=-1)
+    rotary_emb.apply_rotary(first, second, angles, angles, first, second, False)
+
+    rows, gamma = x.view(64, 1024), torch.ones(1024, device="cuda")
+    none = (None, None, None, None)
+    out, total, mask, mu, rsigma = dropout_layer_norm.dropout_add_ln_fwd(
+        rows, None, gamma, None, *none, 0.0, 1e-5, 1.0, 0, None, False, True
+    )
+    assert (out.dtype, total, mask) == (torch.bfloat16, None, None)
+    dx, dresidual, dgamma, _, sums, _ = dropout_layer_norm.dropout_add_ln_bwd(
+        out, None, rows, None, None, mu, rsigma, gamma, *none, 0.0, 1.0, 0, False, True
+    )
+    assert (dx.shape, dresidual, dgamma.shape, sums.shape[1]) == (rows.shape, None, gamma.shape, 1024)
+    _, total, *_ = dropout_layer_norm.dropout_add_ln_fwd(
+        rows, rows.float(), gamma, gamma, *none, 0.1, 1e-5, 1.0, 0, None, False, False
+    )
+    assert total.dtype == torch.float32
+
+    labels = torch.zeros(64, device="cuda", dtype=torch.int64)
+    losses, lse = xentropy_cuda_lib.forward(rows, labels, 0.0)
+    assert xentropy_cuda_lib.backward(losses, rows, lse, labels, 0.0, True) is rows
+
+
+def test_compiled_modules_of_older_releases_are_kernels():
+    names = [
+        op.signature.op.removeprefix("flash_attn::")
+        for op in rehearse(_call_extensions).trace.rank(0).operators()
+        if op.signature.op.startswith("flash_attn::")
+    ]
+    assert names == [
+        "apply_rotary",
+        "dropout_add_rms_norm",
+        "dropout_add_rms_norm_backward",
+        "dropout_add_rms_norm_backward_finalize",
+        "dropout_add_layer_norm",
+        "xentropy",
+        "xentropy_backward",
+    ]
+
+
+def _compile_layers() -> None:
+    from flash_attn import flash_attn_varlen_func
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            x = x.view(-1, HEADS, SIZE)
+            return flash_attn_varlen_func(x, x, x, bounds, bounds, 700, 700, causal=True).flatten(1)
+
+    bounds = torch.tensor([0, 300, 1000], device="cuda", dtype=torch.int32)
+    x: Any = torch.empty(1000, HEADS * SIZE, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = x
+    for layer in (Layer(), Layer()):
+        layer.compile()
+        y = layer(y, bounds)
+    y.sum().backward()
+
+
+def test_attention_in_compiled_layers_is_the_same_operators():
+    names = [op.signature.op for op in rehearse(_compile_layers).trace.rank(0).operators()]
+    assert names.count("flash_attn::_flash_attn_varlen_forward") == 2
+    assert names.count("flash_attn::_flash_attn_varlen_backward") == 2

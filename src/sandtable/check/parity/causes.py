@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from sandtable.check.parity.differences import Difference, Measured, likeness
+from sandtable.check.parity.losses import losses_agree
 
 __all__ = ["Cause", "CauseKind", "find_cause"]
 
@@ -58,7 +59,9 @@ def find_cause(difference: Difference, measured: Measured) -> Cause:
     return Cause(
         kind=CauseKind.OTHER,
         what="differs from the single-process gradient",
-        remedy="look at what the ranks exchange in the layers behind it: their gradients agree or say more",
+        remedy="look at the exchanges of the forward pass: the loss differs, too"
+        if not losses_agree(measured.parallel, measured.replicas, measured.rtol)
+        else "the forward pass agrees: look at the backward passes of exchanges, and at reductions that follow",
     )
 
 

@@ -11,6 +11,8 @@ from sandtable.check.parity.causes import Cause, CauseKind, find_cause
 from sandtable.check.parity.differences import Difference, Measured, compare_changes, compare_gradients
 from sandtable.check.parity.draws import shared_draws
 from sandtable.check.parity.losses import compare_losses, losses_agree
+from sandtable.check.parity.weights import stream_weights
+from sandtable.errors import ParityError
 from sandtable.findings import Evidence, Finding, Severity
 
 __all__ = ["RULE", "parity_findings"]
@@ -20,13 +22,28 @@ RULE = "parity"
 
 def parity_findings(measured: Measured) -> tuple[Finding, ...]:
     """Return what differs between the ranks and a single process."""
+    _require_equal_starts(measured)
     differences = compare_gradients(measured)
-    findings = [*_starts(measured), *_gradients(differences, measured)]
+    weights = stream_weights(measured, differences[0].update) if differences and len(measured.replicas) > 1 else None
+    if weights is not None:
+        return (_weighted(weights, differences), *shared_draws(measured))
+    findings = list(_gradients(differences, measured))
     if not findings:
         findings += _changes(measured)
         findings += _losses(measured, is_known=True)
-    findings += shared_draws(measured)
-    return tuple(findings)
+    return (*findings, *shared_draws(measured))
+
+
+def _weighted(weights: Sequence[float], differences: Sequence[Difference]) -> Finding:
+    shares = ", ".join(f"{weight:.3f}" for weight in weights[:8]) + (", ..." if len(weights) > 8 else "")
+    return Finding(
+        rule=RULE,
+        severity=Severity.NOTE,
+        message=f"gradients are a mean over the data-parallel ranks with weights of {shares} (step "
+        f"{differences[0].update + 1}), as a mean over unequal numbers of tokens is",
+        ranks=_ranks(differences),
+        remedy="if the loss is a mean over each rank's samples, all weights should be equal",
+    )
 
 
 def _gradients(differences: Sequence[Difference], measured: Measured) -> Iterator[Finding]:
@@ -83,9 +100,8 @@ def _evidence(name: str, differences: Sequence[Difference], measured: Measured) 
     return Evidence(ranks=_ranks(differences), text=text, file=file, line=line)
 
 
-def _starts(measured: Measured) -> Iterator[Finding]:
-    """Yield a finding if ranks that hold the same parameter begin with different values of it."""
-    evidence = []
+def _require_equal_starts(measured: Measured) -> None:
+    """Raise an error if ranks that hold the same parameter begin with different values: no single process has both."""
     for name in measured.plan.layout.shapes:
         firsts: dict[object, int] = {}
         for rank, own, slot in measured.plan.layout.holders(name):
@@ -93,17 +109,11 @@ def _starts(measured: Measured) -> Iterator[Finding]:
             one = measured.parallel[first].values.get((0, _own_name(measured, first, name)))
             other = measured.parallel[rank].values.get((0, own))
             if one is not None and other is not None and one.shape == other.shape and not np.array_equal(one, other):
-                evidence.append(Evidence(ranks=(first, rank), text=f"begin with different values of `{name}`"))
-                break
-    if evidence:
-        yield Finding(
-            rule=RULE,
-            severity=Severity.ERROR,
-            message=f"ranks that hold the same parameter must begin with the same values, but {len(evidence)} differ",
-            ranks=tuple(sorted({rank for one in evidence for rank in one.ranks})),
-            evidence=tuple(evidence),
-            remedy="initialise replicas with one seed, or broadcast them before the first step",
-        )
+                raise ParityError(
+                    f"ranks that hold the same parameter must begin with the same values, but those of `{name}` differ on "
+                    f"ranks {first} and {rank}; initialise replicas with one seed or broadcast them; experts that each "
+                    "rank names alike cannot be compared"
+                )
 
 
 def _own_name(measured: Measured, rank: int, name: str) -> str:

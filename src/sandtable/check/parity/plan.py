@@ -62,10 +62,10 @@ def plan_reference(parallel: Sequence[RankValues], outline: RankValues, *, fused
             "and --shrink describe the same model"
         )
     values: dict[tuple[int, str], Array] = {}
-    for update in range(num_updates):
+    for update in sorted({update for one in parallel for update, _ in one.values}):
         values |= {(update, name): whole for name, whole in layout.joined(parallel, update).items()}
     folds = _folds(streams, outline)
-    fold = max((one.size for one in folds.values()), default=1)
+    fold = max((*(one.size for one in folds.values()), _fold_of_draws(streams, parallel, outline)), default=1)
     num_replicas = max(1, len(streams) // fold)
     guides = []
     for replica in range(num_replicas):
@@ -98,7 +98,7 @@ def plan_update(plan: ReferencePlan, replicas: Sequence[RankValues]) -> Guide | 
         draws=first.draws,
         values=first.values,
         gradients={key: total / len(replicas) for key, total in sums.items()},
-        num_backwards=replicas[0].num_backwards,
+        backwards={key: count for key, count in replicas[0].backwards.items() if key in sums},
     )
 
 
@@ -116,6 +116,19 @@ def _folds(streams: Sequence[Stream], outline: RankValues) -> dict[tuple[str, in
             long = 1 if is_constant else len(wanted) // len(given)
             folds[key] = _Fold(wide=wide[1], dim=wide[0], long=long)
     return folds
+
+
+def _fold_of_draws(streams: Sequence[Stream], parallel: Sequence[RankValues], outline: RankValues) -> int:
+    """Return how many streams' samples one process draws on the card at once."""
+    given = _draws_by_line(parallel[streams[0].ranks[0]])
+    widths = [
+        _width(one.sizes, other.sizes)
+        for key, wanted in _draws_by_line(outline).items()
+        for one, other in zip(given.get(key, ()), wanted, strict=False)
+        if not other.is_mask and not other.is_setup
+    ]
+    counts = [width[1] for width in widths if width is not None]
+    return max((count for count in counts if len(streams) % count == 0), default=1)
 
 
 def _widths(shapes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[int, int] | None:

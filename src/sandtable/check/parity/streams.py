@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import ParityError
-from sandtable.trace.real_values import RankValues
+from sandtable.trace.real_values import RankValues, SeededDraw
 
 __all__ = ["CopyKey", "Stream", "copies_by_line", "find_streams"]
 
@@ -42,6 +42,11 @@ def find_streams(parallel: Sequence[RankValues], outline: RankValues) -> tuple[S
             f"the ranks must read their samples on the same lines as a single process, but none copies anything to the "
             f"GPU at {places}; check --single"
         )
+    if not everything and not any(_is_sample(draw) for draw in outline.draws):
+        raise ParityError(
+            "samples must reach the GPU, by a copy from the host or drawn there, but a single process neither copies "
+            "nor draws any; train on cuda devices"
+        )
     whole = [frozenset(rank) >= everything for rank in copies]
     if all(whole):
         return _by_content(parallel, copies)
@@ -64,7 +69,11 @@ def _by_content(
 ) -> tuple[Stream, ...]:
     members: dict[str, list[int]] = {}
     for values, read in zip(parallel, copies, strict=True):
-        members.setdefault(_digest(values, read), []).append(values.rank)
+        members.setdefault(_digest_of_copies(read), []).append(values.rank)
+    if len(members) == 1:  # samples may be drawn on the card
+        members = {}
+        for values in parallel:
+            members.setdefault(_digest_of_draws(values), []).append(values.rank)
     return tuple(Stream(ranks=tuple(ranks), copies=copies[ranks[0]]) for ranks in members.values())
 
 
@@ -111,14 +120,19 @@ def _together(reads: Sequence[Mapping[CopyKey, tuple[Array, ...]]]) -> dict[Copy
     return together
 
 
-def _digest(values: RankValues, read: Mapping[CopyKey, tuple[Array, ...]]) -> str:
+def _digest_of_copies(read: Mapping[CopyKey, tuple[Array, ...]]) -> str:
     digest = hashlib.sha256()
     for key in sorted(read):
         for array in read[key]:
             digest.update(repr((key, array.shape, str(array.dtype))).encode())
             digest.update(np.ascontiguousarray(array).tobytes())
-    if not read:  # samples that are drawn on the card
-        for draw in values.draws:
-            if any(draw.name == f"aten::{name}" for name in _DATA_DRAWS):
-                digest.update(repr((draw.place, draw.update, draw.seed)).encode())
     return digest.hexdigest()
+
+
+def _digest_of_draws(values: RankValues) -> str:
+    draws = [draw for draw in values.draws if _is_sample(draw) and draw.update < values.num_updates]
+    return repr([(draw.place, draw.update, draw.seed) for draw in draws])
+
+
+def _is_sample(draw: SeededDraw) -> bool:
+    return not draw.is_setup and any(draw.name == f"aten::{name}" for name in _DATA_DRAWS)

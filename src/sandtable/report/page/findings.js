@@ -33,26 +33,53 @@ function evidenceItem(item, sources, quoted) {
     source ? excerpt(source) : null);
 }
 
-function findingBlock(finding, sources) {
+function findingBlock(finding, { sources, pages }) {
   const quoted = new Set();
   const shown = finding.evidence.slice(0, 12), rest = finding.evidence.length - shown.length;
-  return h("article", { class: `finding ${finding.severity}` },
+  return h("article", { class: `finding ${finding.severity}`, "data-severity": finding.severity },
     h("div", { class: "what" }, h("span", { class: "severity" }, finding.severity), h("code", {}, finding.rule),
       finding.ranks.length ? h("span", { class: "hint" }, rankNames(finding.ranks)) : null),
     h("p", { class: "message" }, finding.message),
     shown.length ? h("ul", { class: "evidence" }, shown.map((item) => evidenceItem(item, sources, quoted))) : null,
     rest > 0 ? h("p", { class: "hint" }, `${rest} more in summary.json.`) : null,
-    finding.remedy ? h("p", { class: "remedy" }, h("b", {}, "Remedy"), ` ${finding.remedy}`) : null);
+    finding.remedy ? h("p", { class: "remedy" }, h("b", {}, "Remedy"), ` ${finding.remedy}`) : null,
+    explanation(finding.rule, pages));
 }
 
-function findingsCard(findings, sources) {
+// Buttons that show and hide the findings of a severity, where there are several.
+function severityButtons(counts, node) {
+  return counts.map(([severity, count]) => {
+    const button = h("button", { type: "button", class: "button", "aria-pressed": "true", "data-severity": severity }, plural(count, severity, `${severity}s`));
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(shown));
+      node.querySelectorAll(`article[data-severity="${severity}"]`).forEach((article) => { article.hidden = !shown; });
+    });
+    return button;
+  });
+}
+
+// What a comment in the script or an option silences: one line each.
+function silencedList(silenced) {
+  const place = (finding) => finding.evidence.find((item) => item.file);
+  return h("details", { class: "silenced" }, h("summary", {}, plural(silenced.length, "silenced finding", "silenced findings")),
+    h("ul", { class: "notes" }, silenced.slice(0, 50).map((finding) => h("li", {}, `${finding.severity} `, h("code", {}, finding.rule), ` ${finding.message} `,
+      place(finding) ? h("code", { class: "at" }, placeText(place(finding).file, place(finding).line)) : null))));
+}
+
+function findingsCard(data) {
+  const { findings, silenced } = data.summary;
   const counts = SEVERITIES.map((severity) => [severity, findings.filter((finding) => finding.severity === severity).length]).filter(([, count]) => count);
-  const node = card("findings", "Findings", counts.map(([severity, count]) => plural(count, severity, `${severity}s`)).join(", "));
+  const node = card("findings", "Findings", counts.length === 1 ? plural(counts[0][1], counts[0][0], `${counts[0][0]}s`) : null);
   const sorted = [...findings].sort((a, b) => SEVERITIES.indexOf(a.severity) - SEVERITIES.indexOf(b.severity));
-  node.append(...sorted.slice(0, 50).map((finding) => findingBlock(finding, sources)));
+  node.append(...sorted.slice(0, 50).map((finding) => findingBlock(finding, data)));
+  if (counts.length > 1) node.tools.append(...severityButtons(counts, node));
+  if (silenced.length) node.append(silencedList(silenced));
   if (sorted.length > 50) node.append(h("p", { class: "hint" }, `${sorted.length - 50} more in summary.json.`));
   return node;
 }
+
+function hasFindings(summary) { return summary.findings.length + summary.silenced.length > 0; }
 
 function progressCard(summary, sources) {
   const { progress } = summary;
@@ -80,7 +107,7 @@ function progressCard(summary, sources) {
 // The page of a run whose step time could not be computed.
 function drawUntimed(data) {
   const { summary, sources } = data;
-  const sections = [["findings", "Findings", summary.findings.length ? findingsCard(summary.findings, sources) : null], ["progress", "Progress", progressCard(summary, sources)],
+  const sections = [["findings", "Findings", hasFindings(summary) ? findingsCard(data) : null], ["progress", "Progress", progressCard(summary, sources)],
     ["memory", "Memory", summary.memory.some((row) => row.use.peak_reserved_bytes) ? untimedMemory(summary) : null], ["notes", "Notes", notesCard(summary)]].filter(([, , node]) => node);
   $("content").append(hero(data), untimedTiles(summary), ...sections.map(([, , node]) => node));
   $("nav").append(...sections.map(([id, name]) => h("a", { href: `#${id}` }, name)));

@@ -2,9 +2,9 @@
 
 function drawRun(data) {
   const { summary, charts } = data;
-  const found = summary.findings.length ? [["findings", "Findings"]] : [];
+  const found = hasFindings(summary) ? [["findings", "Findings"]] : [];
   const sections = [
-    hero(data), ...(found.length ? [findingsCard(summary.findings, data.sources)] : []), tiles(summary), breakdownCard(summary, charts.classes),
+    hero(data), ...(found.length ? [findingsCard(data)] : []), tiles(summary), breakdownCard(summary, charts.classes),
     timelineCard(charts.tracks, charts.step_ns), memoryCard(charts.memory, summary, charts.step_ns), linksCard(charts.picture, summary),
     messagesCard(summary.transactions), h("div", { class: "half" }, basisCard(summary), notesCard(summary)),
   ];

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.trace import (
+    CheckpointedCall,
     Draw,
     EventKind,
     Group,
@@ -25,6 +26,7 @@ from sandtable.trace import (
     RaceKind,
 )
 from sandtable.vgpu.observing.clipping import follow_clipping
+from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
 from sandtable.vgpu.observing.loading import PassWatcher
@@ -32,7 +34,6 @@ from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
-from sandtable.vgpu.observing.unused import UnusedParameterWatcher
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
 
 __all__ = ["Observer", "observe"]
@@ -54,12 +55,12 @@ Columns = Mapping[str, npt.NDArray[Any]]
 class Observer:
     """Notes what the script of this process does, from `install` to `finish`."""
 
-    def __init__(self, core: ModuleType, groups: Sequence[Group]) -> None:
+    def __init__(self, core: ModuleType, groups: Sequence[Group], *, num_steps: int) -> None:
         self._core = core
         self.log = EventLog(core)
         self._parameters = ParameterWatcher(self.log, groups)
-        self._resources = ResourceWatcher(self.log)
-        self._unused = UnusedParameterWatcher(self.log)
+        self._resources = ResourceWatcher(self.log, num_steps=num_steps)
+        self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = PassWatcher(self.log)
         self._wrappers = WrapperWatcher(self.log, self._parameters)
 
@@ -69,7 +70,7 @@ class Observer:
         self._core.follow_races(True)
         self._parameters.install()
         self._resources.install()
-        self._unused.install()
+        self._data_parallel.install()
         self._wrappers.install()
         self._loaders.install()
         follow_files(self.log, self._core)
@@ -81,6 +82,7 @@ class Observer:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
         self._core.follow_identities(False)
         self._core.follow_races(False)
+        self._resources.stop()
         self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH})
 
     def begin_backward(self) -> None:
@@ -104,7 +106,7 @@ class Observer:
 
     def end_step(self) -> None:
         """Look at all parameters after an update, and at what is held."""
-        for look in (self._parameters.take_parameters, self._resources.end_step, self._unused.end_step):
+        for look in (self._parameters.take_parameters, self._resources.end_step, self._data_parallel.end_step):
             safely(look)()
 
     def finish(
@@ -142,6 +144,10 @@ class Observer:
             cache_flushes=tuple(self._resources.flushes),
             checkpoint_reads=tuple(self._resources.reads),
             input_waits=tuple(self._resources.waits),
+            host_tensors=self._resources.host_tensors,
+            checkpointed_calls=tuple(
+                CheckpointedCall(count=count, place=place) for place, count in self._resources.checkpointed.items()
+            ),
             lost_gathers=tuple(
                 LostGather(gather=Line(*gather), place=Line(*place), row=row)
                 for gather, place, row in core.lost_gathers()
@@ -149,9 +155,9 @@ class Observer:
         )
 
 
-def observe(core: ModuleType, groups: Sequence[Group]) -> Observer:
-    """Begin to observe this process; `groups` are those it belongs to, in order, as they are made."""
-    observer = Observer(core, groups)
+def observe(core: ModuleType, groups: Sequence[Group], *, num_steps: int) -> Observer:
+    """Begin to observe this process for some steps; `groups` are those it belongs to, in order, as they are made."""
+    observer = Observer(core, groups, num_steps=num_steps)
     observer.install()
     return observer
 

@@ -6,12 +6,14 @@ import functools
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from sandtable.trace import CacheFlush, CheckpointRead, DeviceUse, HostRead, InputWait, Line, MemoryMark
+from sandtable.trace import CacheFlush, CheckpointRead, DeviceUse, HostRead, HostTensor, InputWait, Line, MemoryMark
 from sandtable.vgpu.observing.events import EventLog, before
+from sandtable.vgpu.observing.host_tensors import host_tensors
 from sandtable.vgpu.observing.retention import RetentionWatcher
 
 __all__ = ["ResourceWatcher", "device_uses", "host_reads"]
@@ -25,18 +27,22 @@ _MOST_WAITS = 2000
 class ResourceWatcher:
     """Notes what this process takes of the node, from `install` on."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, num_steps: int) -> None:
         self.flushes: list[CacheFlush] = []
         self.reads: list[CheckpointRead] = []
         self.waits: list[InputWait] = []
         self.marks: list[MemoryMark] = []
-        self.retention = RetentionWatcher()
+        self.checkpointed: Counter[Line] = Counter()
+        self.host_tensors: tuple[HostTensor, ...] = ()
+        self.retention = RetentionWatcher(num_steps=num_steps)
         self._log = log
         self._step = 0
+        self._is_over = False
 
     def install(self) -> None:
         """Watch the functions of torch that are concerned."""
         import torch
+        import torch.utils.checkpoint
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         before(torch.cuda, "empty_cache", self._on_flush)
@@ -44,10 +50,15 @@ class ResourceWatcher:
         _around(torch, "load", self._on_load)
         torch.serialization.load = torch.load
         _around(_BaseDataLoaderIter, "__next__", self._on_batch)
+        # Both are called once for each part that is checkpointed, the one for reentrant checkpoints.
+        before(torch.utils.checkpoint, "check_backward_validity", self._on_checkpointed)
+        before(torch.utils.checkpoint._checkpoint_hook, "__init__", self._on_checkpointed)
 
     def end_step(self) -> None:
         """Note what is held at the end of a step."""
         self._step += 1
+        if self._step == 1:
+            self.host_tensors = host_tensors()
         if self._step > _MOST_MARKED_STEPS or self._log.core.is_compiling():
             return
         self.retention.look(self._step)
@@ -57,9 +68,17 @@ class ResourceWatcher:
                     MemoryMark(step=self._step, num_bytes=num_bytes, num_tensors=num_tensors, place=Line(*place))
                 )
 
+    def stop(self) -> None:
+        """Note nothing more: the captured steps are over, and the script is only followed."""
+        self._is_over = True
+
     def _on_flush(self) -> None:
-        if len(self.flushes) < _MOST_FLUSHES:
+        if not self._is_over and len(self.flushes) < _MOST_FLUSHES:
             self.flushes.append(CacheFlush(row=self._log.core.num_rows(), step=self._step, place=self._log.place()))
+
+    def _on_checkpointed(self, *args: Any, **options: Any) -> None:
+        if not self._is_over and not self._log.core.is_compiling():
+            self.checkpointed[self._log.place()] += 1
 
     def _on_load(self, load: Callable[[], Any], path: Any = None, *args: Any, **options: Any) -> Any:
         core = self._log.core
@@ -81,7 +100,7 @@ class ResourceWatcher:
     def _on_batch(self, take: Callable[[], Any], batches: Any) -> Any:
         start = time.perf_counter_ns()
         batch = take()
-        if len(self.waits) < _MOST_WAITS:
+        if not self._is_over and len(self.waits) < _MOST_WAITS:
             self.waits.append(
                 InputWait(
                     loader=self._log.number_of("loader iterator", batches),

@@ -7,19 +7,23 @@ whose history reaches back over several steps, because each of them keeps the gr
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import itertools
 import linecache
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
 from sandtable.trace import Line, TensorHolder
 from sandtable.vgpu.failures import is_library
 
-__all__ = ["RetentionWatcher"]
+__all__ = ["RetentionWatcher", "names_in_script", "place_of"]
+
+_FEWEST_STEPS = 3
+"""Nothing is seen to grow in fewer."""
 
 _LAST_STEP = 4
 """Scripts that keep something do so in every step."""
@@ -28,6 +32,7 @@ _MOST_ITEMS = 10_000
 _MOST_NODES = 256
 _MOST_PARTS = 64
 _DEPTH = 5
+_CONTAINERS = (list, dict, deque)
 _NOT_OF_SCRIPTS = frozenset({"torch", "builtins", "numpy", "collections", "sandtable"})
 _ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault"})
 
@@ -35,7 +40,8 @@ _ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update"
 class RetentionWatcher:
     """Compares what is held after the first updates."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_steps: int) -> None:
+        self._is_long = num_steps >= _FEWEST_STEPS
         self.holders: dict[str, TensorHolder] = {}
         self._ends: list[int] = []
         self._counts: list[dict[int, int]] = []
@@ -43,15 +49,15 @@ class RetentionWatcher:
 
     def look(self, step: int) -> None:
         """Look at all containers and graphs after an update."""
-        if len(self._ends) >= _LAST_STEP:
+        if not self._is_long or len(self._ends) >= _LAST_STEP:
             return
         containers: dict[int, tuple[Any, int]] = {}
         tensors = []
-        self._names = _names_in_script()
+        self._names = names_in_script()
         # What the script made before its imports ended is not among the collector's objects.
         for thing in itertools.chain(gc.get_objects(), [thing for thing, _ in self._names.values()]):
             kind = type(thing)
-            if kind is list or kind is deque or kind is dict:
+            if issubclass(kind, _CONTAINERS):
                 count = _num_tensors(thing)
                 if count:
                     containers[id(thing)] = thing, count
@@ -90,27 +96,25 @@ class RetentionWatcher:
     def _add(self, thing: Any, kind: str, count: int) -> None:
         name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
         if name:
-            files = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
-            place = next((place for file, names in files.items() if (place := _place_of(name, file, names))), None)
+            place = place_of(name, _adds_to)
             self.holders[name] = TensorHolder(
                 name=name,
                 kind=kind,
                 num_tensors=count,
                 has_graph=kind == "graph" or _has_graph(thing),
-                place=place or Line(),
+                place=place,
             )
 
 
+@functools.cache
 def _is_tensor(kind: type) -> bool:
-    from torch import Tensor
-    from torch.nn import Parameter
-
-    return kind is Tensor or (issubclass(kind, Tensor) and kind is not Parameter)
+    tensor = sys.modules["torch"].Tensor
+    return kind is tensor or (issubclass(kind, tensor) and kind.__name__ != "Parameter")
 
 
 def _tensors_in(thing: Any) -> Iterator[Any]:
     """Yield the tensors of a container that take memory of the card or keep a graph, also those one level down."""
-    for item in list(thing.values()) if isinstance(thing, dict) else list(thing):
+    for item in _items_of(thing):
         kind = type(item)
         if _is_tensor(kind):
             yield item
@@ -118,8 +122,23 @@ def _tensors_in(thing: Any) -> Iterator[Any]:
             yield from (part for part in (item.values() if kind is dict else item) if _is_tensor(type(part)))
 
 
+def _items_of(thing: Any) -> list[Any]:
+    """Return what is in a container, whatever its class makes of that."""
+    kind = type(thing)
+    if issubclass(kind, dict):
+        return list(dict.values(thing))
+    base = list if issubclass(kind, list) else deque if issubclass(kind, deque) else tuple
+    return list(base.__iter__(thing))
+
+
 def _num_tensors(thing: Any) -> int:
-    if not 0 < len(thing) <= _MOST_ITEMS:
+    """Count the tensors of a container to which one was added last."""
+    kind = type(thing)
+    size = dict.__len__(thing) if issubclass(kind, dict) else len(thing)
+    if not 0 < size <= _MOST_ITEMS:
+        return 0
+    last = next(reversed(dict.values(thing))) if issubclass(kind, dict) else thing[-1]
+    if not issubclass(type(last), (tuple, dict)) and not _is_tensor(type(last)):
         return 0
     return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or tensor.grad_fn is not None)
 
@@ -146,7 +165,7 @@ def _script_frames() -> list[FrameType]:
     return frames
 
 
-def _names_in_script() -> dict[int, tuple[Any, str]]:
+def names_in_script() -> dict[int, tuple[Any, str]]:
     """Return the containers and tensors that the script's variables lead to, with the names of these, by id."""
     scopes: list[Mapping[str, Any]] = []
     for frame in _script_frames():
@@ -159,23 +178,17 @@ def _names_in_script() -> dict[int, tuple[Any, str]]:
         seen.update(id(value) for value, _ in level)
         following: list[tuple[Any, str]] = []
         for value, name in level[:_MOST_ITEMS]:
-            if _is_container(value) or _is_tensor(type(value)):
+            if issubclass(type(value), _CONTAINERS) or _is_tensor(type(value)):
                 found[id(value)] = value, name
             following += _parts_of(value, name)
         level = following
     return found
 
 
-def _is_container(value: Any) -> bool:
-    return type(value) in (list, dict, deque)
-
-
 def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
     """Return what is inside a container, which has its name, or an object, whose attributes have their own."""
-    if type(value) is dict:
-        return [(part, name) for part in list(value.values())[:_MOST_PARTS]]
-    if type(value) in (list, tuple, deque):
-        return [(part, name) for part in list(value)[:_MOST_PARTS]]
+    if issubclass(type(value), (*_CONTAINERS, tuple)):
+        return [(part, name) for part in _items_of(value)[:_MOST_PARTS]]
     own = getattr(value, "__dict__", None)
     is_own = type(value).__module__.partition(".")[0] not in _NOT_OF_SCRIPTS
     return [(part, key) for key, part in list(own.items())] if is_own and type(own) is dict else []
@@ -185,23 +198,24 @@ def _name_by_holder(thing: Any) -> str:
     """Return the name under which another object holds this one; "" if none does."""
     for holder in gc.get_referrers(thing):
         # The attributes of an object may be in no dictionary.
-        names = holder if type(holder) is dict else getattr(holder, "__dict__", None)
+        names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
         for name, value in list(names.items()) if isinstance(names, dict) else ():
             if value is thing and isinstance(name, str):
                 return name
     return ""
 
 
-def _place_of(name: str, file: str, names: dict[str, Any]) -> Line | None:
-    """Return the line of this file that adds to the variable or attribute of this name."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file, names)))
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
-        if _adds_to(node, name):
-            return Line(file, node.lineno, "")  # type: ignore[attr-defined]
-    return None
+def place_of(name: str, concerns: Callable[[ast.AST, str], bool]) -> Line:
+    """Return the first line of the running script's files that concerns the variable or attribute of this name."""
+    for file, names in {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}.items():
+        try:
+            tree = ast.parse("".join(linecache.getlines(file, names)))
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if concerns(node, name):
+                return Line(file, node.lineno, "")  # type: ignore[attr-defined]
+    return Line()
 
 
 def _adds_to(node: ast.AST, name: str) -> bool:

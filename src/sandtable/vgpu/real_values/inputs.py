@@ -23,6 +23,8 @@ class InputFollower:
         """How many updates have been made."""
         self.is_off = 0
         """More than 0 while the copies are not a batch's."""
+        self.is_setup = True
+        """Whether no optimizer has been made yet."""
         self.copies: list[BatchCopy] = []
         self.draws: list[SeededDraw] = []
         self._targets: list[int] = []
@@ -51,7 +53,10 @@ class InputFollower:
     def draw(self, name: str, sizes: Sequence[int], seed: int) -> tuple[int, Sequence[int]]:
         """Return the seeds to draw with, and the dimension that they share; no seeds: the card's own."""
         place = self._place()
-        self.draws.append(SeededDraw(name=name, place=place, update=self.update, sizes=tuple(sizes), seed=seed))
+        draw = SeededDraw(
+            name=name, place=place, update=self.update, sizes=tuple(sizes), seed=seed, is_setup=self.is_setup
+        )
+        self.draws.append(draw)
         key = (name, *place, self.update)
         number = self._counts[key]
         self._counts[key] += 1

@@ -26,13 +26,13 @@ class OwnedTensor:
     @property
     def value(self) -> Any:
         """The numbers this rank holds."""
-        return self._part(local(self.tensor.detach()))
+        return self._part(local(self.tensor).data)  # to write it is no use of it that autograd must know
 
     @property
     def gradient(self) -> Any:
         """The gradient this rank holds, or None."""
         gradient = self.tensor.grad
-        return None if gradient is None else self._part(local(gradient.detach()))
+        return None if gradient is None else self._part(local(gradient).data)
 
     def _part(self, tensor: Any) -> Any:
         if self.begin < 0:

@@ -43,10 +43,12 @@ class ValueRecorder:
         self._raw: dict[str, Array] = {}
         self._raw_gradients: dict[tuple[int, str], Array] = {}
         self._losses: dict[int, list[float]] = defaultdict(list)
-        self._num_backwards: dict[int, int] = defaultdict(int)
+        self._num_backwards = 0
+        self._backwards: dict[tuple[int, str], int] = {}
         self._places: dict[str, tuple[str, int]] = {}
         self._updates: dict[int, int] = {}
         self._is_begun = False
+        self._set: set[tuple[int, str]] = set()
 
     def install(self) -> None:
         """Watch copies, draws, optimizers and modules from now on."""
@@ -76,20 +78,16 @@ class ValueRecorder:
 
     def end_backward(self) -> None:
         """Note the gradients that a backward pass has left, or set those of the guide."""
-        update = self._inputs.update
-        self._num_backwards[update] += 1
-        number = self._num_backwards[update]
-        wanted = self._guide.num_backwards
+        self._num_backwards += 1
         with self._quietly():
             self._read_parameters()
-            is_last = update < len(wanted) and number == wanted[update]
             for owned in self._owned:
                 gradient = owned.gradient
                 if gradient is None:
                     continue
-                offered = self._guide.gradients.get((update, owned.piece.name))
-                if is_last and offered is not None:
-                    _write(owned, gradient, offered)
+                key = (self._update_of(owned), owned.piece.name)
+                if self._guide.backwards.get(key) == self._num_backwards:
+                    _write(owned, gradient, self._guide.gradients[key])
                 if self._is_known(gradient):
                     self._raw[owned.piece.name] = _array(gradient)
         self._places.setdefault("backward", self._place())
@@ -109,7 +107,7 @@ class ValueRecorder:
             gradients=self._gradients,
             unclipped_gradients=self._unclipped_gradients,
             raw_gradients=self._raw_gradients,
-            num_backwards=tuple(self._num_backwards[number] for number in range(update)),
+            backwards=self._backwards,
             losses=tuple(tuple(self._losses[number]) for number in range(update)),
             copies=tuple(self._inputs.copies),
             draws=tuple(self._inputs.draws),
@@ -134,6 +132,7 @@ class ValueRecorder:
                     self._gradients[update, name] = _array(gradient)
                 if name in self._raw:
                     self._raw_gradients[update, name] = self._raw.pop(name)
+                    self._backwards[update, name] = self._num_backwards
                 if name in self._unclipped:
                     self._unclipped_gradients[update, name] = self._unclipped.pop(name)
         self._places.setdefault("step", self._place())
@@ -158,8 +157,10 @@ class ValueRecorder:
         with self._quietly():
             self._note_values()
             for owned in self._owned:
-                offered = self._guide.values.get((self._update_of(owned), owned.piece.name))
-                if offered is not None:
+                key = (self._update_of(owned), owned.piece.name)
+                offered = self._guide.values.get(key)
+                if offered is not None and key not in self._set:
+                    self._set.add(key)
                     _write(owned, owned.value, offered)
 
     def _note_values(self) -> None:
@@ -190,6 +191,7 @@ class ValueRecorder:
         def init(optimizer: Any, *args: Any, **options: Any) -> None:
             original(optimizer, *args, **options)
             self._optimizers.append(optimizer)
+            self._inputs.is_setup = False
             if not root_modules():
                 self._begin_update()
 
@@ -218,8 +220,9 @@ class ValueRecorder:
         import torch
         from torch.distributed.fsdp import FullyShardedDataParallel
 
+        name = "clip_grad_norm_"
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad, FullyShardedDataParallel):
-            owner.clip_grad_norm_ = self._before_clipping(owner.clip_grad_norm_)  # type: ignore[attr-defined]
+            setattr(owner, name, self._before_clipping(getattr(owner, name)))
 
     def _before_clipping(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -277,5 +280,5 @@ def _run_uncompiled() -> None:
     def leave(model: Any = None, **options: Any) -> Any:
         return (lambda function: function) if model is None else model
 
-    torch.compile = leave  # type: ignore[assignment]
-    Module.compile = lambda self, *args, **options: None  # type: ignore[method-assign, assignment]
+    torch.compile = leave
+    Module.compile = lambda self, *args, **options: None  # type: ignore[method-assign]

@@ -1,5 +1,5 @@
 # rule: collective-mismatch, missing-participant
-# source: pytorch/pytorch#54059
+# source: own
 # ranks: 2
 """Rank 0 downloads the vocabulary before the others read it, and waits for them where they do not."""
 

@@ -1,5 +1,5 @@
 # rule: deadlock-cycle
-# source: pytorch/pytorch#151416
+# source: own
 # ranks: 4
 """Rows and columns of a mesh are reduced in an order that differs from rank to rank."""
 

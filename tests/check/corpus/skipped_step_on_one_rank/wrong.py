@@ -1,5 +1,5 @@
 # rule: collective-mismatch, missing-participant, early-exit, unequal-batches
-# source: own
+# source: NVIDIA-NeMo/Automodel PR 2468
 # ranks: 2
 """A batch that is too short is skipped by the rank that got it."""
 

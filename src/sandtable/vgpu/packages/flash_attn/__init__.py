@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from sandtable.vgpu.packages.package import Package, names_of
+from sandtable.vgpu.packages.package import Fill, Package, names_of
 from sandtable.vgpu.packages.watcher import Watcher
 
 __all__ = ["package"]
@@ -18,15 +18,19 @@ __all__ = ["package"]
 
 def package(watcher: Watcher) -> Package:
     """Return what is changed in which module."""
-    functions = names_of("flash_attn.functions")
     empty = names_of()
     return Package(
         name="flash_attn",
         version="2.8.3",
         adaptations={"flash_attn.flash_attn_interface": _add_workspaces},
-        compiled={"flash_attn_2_cuda": names_of("flash_attn.compiled")},
+        compiled={
+            "dropout_layer_norm": _lazily("fill_norms"),
+            "flash_attn_2_cuda": names_of("flash_attn.compiled"),
+            "rotary_emb": _lazily("fill_rotary"),
+            "xentropy_cuda_lib": _lazily("fill_cross_entropy"),
+        },
         missing={
-            "flash_attn": functions,
+            "flash_attn": _fill_functions,
             "flash_attn.flash_attn_interface": _fill_interface,
             "flash_attn.flash_attn_triton": names_of("flash_attn.triton_attention"),
             "flash_attn.bert_padding": _fill_padding,
@@ -35,7 +39,7 @@ def package(watcher: Watcher) -> Package:
             "flash_attn.losses": empty,
             "flash_attn.losses.cross_entropy": names_of("flash_attn.cross_entropy"),
             "flash_attn.modules": empty,
-            "flash_attn.modules.mha": functions,
+            "flash_attn.modules.mha": names_of("flash_attn.functions"),
             "flash_attn.ops": empty,
             "flash_attn.ops.activations": names_of("flash_attn.activations"),
             "flash_attn.ops.layer_norm": names_of("flash_attn.norms"),
@@ -48,6 +52,23 @@ def package(watcher: Watcher) -> Package:
             "flash_attn.utils.distributed": names_of("flash_attn.distributed"),
         },
     )
+
+
+def _lazily(name: str) -> Fill:
+    def fill(module: ModuleType) -> None:
+        from sandtable.vgpu.packages.flash_attn import extensions
+
+        getattr(extensions, name)(module)
+
+    return fill
+
+
+def _fill_functions(module: ModuleType) -> None:
+    """Fill the package that is not installed; nobody else will make its operators."""
+    from sandtable.vgpu.packages.flash_attn import operators
+
+    names_of("flash_attn.functions")(module)
+    operators.define()
 
 
 def _fill_interface(module: ModuleType) -> None:

@@ -127,11 +127,17 @@ def _argument(name: str, at: int, args: tuple[Any, ...], options: dict[str, Any]
     return args[at] if len(args) > at else options.get(name)
 
 
+def define() -> None:
+    """Make the operators that the installed package has not made; not where Dynamo would trace it."""
+    for name, schema in _SCHEMAS.items():
+        if not hasattr(torch.ops.flash_attn, name):
+            _library.define(name + schema)
+            _library.impl(name, _SHAPES[name], "Meta")
+
+
 def _operator(name: str) -> Callable[..., Any]:
-    """Return the operator of this name, which the installed package may have made."""
     if not hasattr(torch.ops.flash_attn, name):
-        _library.define(name + _SCHEMAS[name])
-        _library.impl(name, _SHAPES[name], "Meta")
+        define()
     operator: Callable[..., Any] = getattr(torch.ops.flash_attn, name)
     return operator
 

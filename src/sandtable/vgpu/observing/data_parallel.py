@@ -1,4 +1,4 @@
-"""Unused parameters: whether DDP, where it looks for some in every step, has ever found any."""
+"""Data parallel modules: whether DDP has ever found an unused parameter, and where it is told not to reduce."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 from weakref import ref
 
 from sandtable.trace import EventKind
-from sandtable.vgpu.observing.events import EventLog, after
+from sandtable.vgpu.observing.events import EventLog, after, before
 
-__all__ = ["UnusedParameterWatcher"]
+__all__ = ["DataParallelWatcher"]
 
 
-class UnusedParameterWatcher:
+class DataParallelWatcher:
     """Reads what DDP's reducer says of itself after each step; it begins to with the second."""
 
     def __init__(self, log: EventLog) -> None:
@@ -24,6 +24,7 @@ class UnusedParameterWatcher:
         from torch.nn.parallel import DistributedDataParallel
 
         after(DistributedDataParallel, "__init__", self._on_wrapper)
+        before(DistributedDataParallel, "no_sync", self._on_no_sync)
 
     def end_step(self) -> None:
         """Note the bytes of parameters that went unused, where there are more than before."""
@@ -33,6 +34,9 @@ class UnusedParameterWatcher:
             if num_unused is not None and num_unused > self._noted.get(subject, -1):
                 self._noted[subject] = num_unused
                 self._log.note(EventKind.UNUSED_PARAMETERS, subject=subject, num_unused=num_unused)
+
+    def _on_no_sync(self, wrapper: Any) -> None:
+        self._log.note(EventKind.NO_SYNC, subject=self._log.number_of("module", wrapper.module))
 
     def _on_wrapper(self, result: None, wrapper: Any, *args: Any, **options: Any) -> None:
         if wrapper.find_unused_parameters:
