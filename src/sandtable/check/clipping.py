@@ -37,6 +37,8 @@ def clip_before_unscale(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
                     case EventKind.CLIP if not is_unscaled and event.facts["limit"] > 0:
                         clip = event
                     case EventKind.SCALER_STEP if clip is not None and event.facts["is_enabled"]:
+                        if event.facts["was_unscaled"] and not is_unscaled:
+                            continue  # (by a scaler of its own, of which is not known when)
                         yield (
                             Sighting(text=_clipping(clip), place=clip.place),
                             Sighting(text="unscales them only in scaler.step", place=event.place),
@@ -131,7 +133,7 @@ def clip_by_local_norm(trace: Trace, timeline: Timeline | None) -> Iterator[Find
                 text = f"{_clipping(clip)} by the norm of the shards that this rank holds"
                 yield (Sighting(text=text, place=clip.place),)
                 return
-        names = _told_apart_by_clipping(trace, observed)
+        names = _divided_by_clipping(trace, observed)
         clip_event = next((event for event in observed.of_kind(EventKind.CLIP) if event.facts["how"] == "norm"), None)
         if names and clip_event is not None:
             text = f"{_clipping(clip_event)}: {names} had one gradient on all ranks before, and has several afterwards"
@@ -150,7 +152,7 @@ def clip_by_local_norm(trace: Trace, timeline: Timeline | None) -> Iterator[Find
         )
 
 
-def _told_apart_by_clipping(trace: Trace, observed: Observations) -> str:
+def _divided_by_clipping(trace: Trace, observed: Observations) -> str:
     """Name the parameters whose gradients were equal on all ranks before they were clipped, and are not afterwards."""
     shots = [shot for shot in observed.snapshots if shot.of in ("gradients before clipping", "gradients")]
     pairs = [
@@ -163,7 +165,7 @@ def _told_apart_by_clipping(trace: Trace, observed: Observations) -> str:
     before, after = pairs[0]
     numbers = [[shot for shot in observed.snapshots if shot.of == taken.of].index(taken) for taken in (before, after)]
     ranks = tuple(trace.observations)
-    told_apart = [
+    divided = [
         index
         for index, watched in enumerate(observed.parameters)
         if not watched.is_buffer
@@ -171,7 +173,7 @@ def _told_apart_by_clipping(trace: Trace, observed: Observations) -> str:
         and is_equal_everywhere(trace, ranks, of=before.of, number=numbers[0], parameter=watched.name)
         and is_equal_everywhere(trace, ranks, of=after.of, number=numbers[1], parameter=watched.name) is False
     ]
-    return names_of(observed, told_apart)
+    return names_of(observed, divided)
 
 
 def _histories(observed: Observations) -> dict[int, list[ScriptEvent]]:

@@ -109,10 +109,10 @@ def _repeated_order(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
 def _without_set_epoch(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
     if any(True for _ in _repeated_order(observed)):
         return
-    told = {event.subject for event in observed.of_kind(EventKind.SET_EPOCH)}
+    knowing = {event.subject for event in observed.of_kind(EventKind.SET_EPOCH)}
     trains = any(True for _ in _training_passes(observed))
     for event in observed.of_kind(EventKind.SAMPLER):
-        if trains and event.facts["shuffles"] and event.subject not in told:
+        if trains and event.facts["shuffles"] and event.subject not in knowing:
             yield (Sighting(text="iterates over a sampler that was not told its epoch", place=event.place),)
             return
 

@@ -39,7 +39,7 @@ def forward_around_wrapper(trace: Trace, timeline: Timeline | None) -> Iterator[
     def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
         for wrapper in _wrappers(observed):
             step = _step_after_a_pass_around(observed, wrapper)
-            if step is None or not _gradients_differ(trace, observed, wrapper):
+            if step is None or not _gradients_differ(trace, observed, wrapper, update=step[1]):
                 continue
             backward, update = step
             inside = next((event for event in wrapper.events if event.facts.get("wrapper") == "inside"), None)
@@ -132,7 +132,9 @@ def _step_after_a_pass_around(observed: Observations, wrapper: _Wrapper) -> tupl
     last: ScriptEvent | None = None
     for event in observed.of_kind(EventKind.WRAPPER_BACKWARD, EventKind.OPTIMIZER_STEP):
         if event.kind is EventKind.OPTIMIZER_STEP:
-            if last is not None and seen[last.row] is None and last.facts["syncs"]:
+            if last is None or event.subject not in last.facts["optimizers"]:
+                continue  # (of another model: a GAN's critic has gradients, too, when the generator is updated)
+            if seen[last.row] is None and last.facts["syncs"]:
                 return last, event
             last = None
         elif event in wrapper.events and event.row in seen:
@@ -140,10 +142,19 @@ def _step_after_a_pass_around(observed: Observations, wrapper: _Wrapper) -> tupl
     return None
 
 
-def _gradients_differ(trace: Trace, observed: Observations, wrapper: _Wrapper) -> bool:
-    """Return whether some gradient that was used last is not the same on all ranks of the wrapper's group."""
+def _gradients_differ(
+    trace: Trace, observed: Observations, wrapper: _Wrapper, *, update: ScriptEvent | None = None
+) -> bool:
+    """Return whether some gradient of this update, or else of the last, differs between ranks of the group."""
+    rows = [shot.row for shot in observed.snapshots if shot.of == "gradients"]
+    number = -1 if update is None else next((index for index, row in enumerate(rows) if row >= update.row), -1)
+    held = [tensors for tensors in observed.optimizers if update is None or tensors.optimizer == update.subject]
     return any(
-        is_equal_everywhere(trace, wrapper.group, of="gradients", number=-1, parameter=watched.name) is False
-        for watched in observed.parameters
-        if not watched.is_buffer and watched.requires_grad
+        is_equal_everywhere(
+            trace, wrapper.group, of="gradients", number=number, parameter=observed.parameters[index].name
+        )
+        is False
+        for tensors in held
+        for index in tensors.parameters
+        if index >= 0
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["GradientLedger"]
+__all__ = ["GradientLog"]
 
 _MOST_PASSES = 64
 _MOST_UPDATES = 8
@@ -18,7 +18,7 @@ _MOST_UPDATES = 8
 _State = tuple[int, int, int] | None
 
 
-class GradientLedger:
+class GradientLog:
     """Follows the gradients of all watched parameters from the first update on."""
 
     def __init__(self, living: Callable[[], Sequence[Any]]) -> None:

@@ -15,7 +15,7 @@ from sandtable.vgpu.failures import is_library
 from sandtable.vgpu.observing.events import EventLog, after, before
 from sandtable.vgpu.observing.workers import WorkerReports
 
-__all__ = ["LoaderWatcher"]
+__all__ = ["PassWatcher"]
 
 _MOST_BATCHES = 64
 _MOST_INDICES = 4096
@@ -23,7 +23,7 @@ _MOST_PASSES = 64
 _DIGESTED_BYTES = 4096
 
 
-class LoaderWatcher:
+class PassWatcher:
     """Watches all data loaders of torch in this process."""
 
     def __init__(self, log: EventLog) -> None:

@@ -29,7 +29,7 @@ from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
-from sandtable.vgpu.observing.loading import LoaderWatcher
+from sandtable.vgpu.observing.loading import PassWatcher
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
@@ -61,8 +61,8 @@ class Observer:
         self._parameters = ParameterWatcher(self.log, groups)
         self._resources = ResourceWatcher(self.log, num_steps=num_steps)
         self._data_parallel = DataParallelWatcher(self.log)
-        self._loaders = LoaderWatcher(self.log)
-        self._wrappers = WrapperWatcher(self.log, self._parameters.index_of)
+        self._loaders = PassWatcher(self.log)
+        self._wrappers = WrapperWatcher(self.log, self._parameters)
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""

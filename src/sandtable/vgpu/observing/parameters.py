@@ -9,7 +9,7 @@ from weakref import ref
 
 from sandtable.trace import EventKind, GradientScale, Group, HeldParameters, Line, Snapshot, WatchedParameter
 from sandtable.vgpu.observing.events import EventLog, after, safely
-from sandtable.vgpu.observing.gradients import GradientLedger
+from sandtable.vgpu.observing.gradients import GradientLog
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class ParameterWatcher:
         self._is_read = False
         self._is_by_hand = False
         self._num_clips = 0
-        self.gradients = GradientLedger(self._living)
+        self.gradients = GradientLog(self._living)
         self._found: dict[int, dict[str, Any]] = {}
 
     def install(self) -> None:

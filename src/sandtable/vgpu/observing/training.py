@@ -24,7 +24,6 @@ def follow_training(log: EventLog) -> None:
     from torch.amp import GradScaler
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
     def number(kind: str, thing: Any) -> int:
         return log.number_of(kind, thing)
@@ -50,23 +49,13 @@ def follow_training(log: EventLog) -> None:
         GradScaler,
         "step",
         lambda self, optimizer, *a, **o: log.note(
-            EventKind.SCALER_STEP, subject=number("optimizer", optimizer), is_enabled=bool(self._enabled)
+            EventKind.SCALER_STEP,
+            subject=number("optimizer", optimizer),
+            is_enabled=bool(self._enabled),
+            was_unscaled=_is_unscaled(self, optimizer),
         ),
     )
-    before(
-        LRScheduler,
-        "step",
-        lambda self, *a, **o: log.note(
-            EventKind.SCHEDULER_STEP,
-            subject=number("scheduler", self),
-            name=type(self).__name__,
-            optimizer=number("optimizer", self.optimizer),
-            is_initial=bool(getattr(self, "_is_initial", False)),
-            horizon=_horizon(self),
-            is_by_library=_is_called_by_library(),
-        ),
-    )
-
+    _follow_schedulers(log)
     after(
         DistributedDataParallel,
         "__init__",
@@ -79,6 +68,30 @@ def follow_training(log: EventLog) -> None:
             number=number("wrapper", self),
             group=torch.distributed.get_process_group_ranks(self.process_group),
             broadcasts_buffers=bool(self.broadcast_buffers),
+        ),
+    )
+
+
+def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Return whether a scaler, which may have its own way to do that, has unscaled the gradients of this update."""
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return getattr(state.get("stage"), "name", "READY") != "READY"
+
+
+def _follow_schedulers(log: EventLog) -> None:
+    from torch.optim.lr_scheduler import LRScheduler
+
+    before(
+        LRScheduler,
+        "step",
+        lambda self, *a, **o: log.note(
+            EventKind.SCHEDULER_STEP,
+            subject=log.number_of("scheduler", self),
+            name=type(self).__name__,
+            optimizer=log.number_of("optimizer", self.optimizer),
+            is_initial=bool(getattr(self, "_is_initial", False)),
+            horizon=_horizon(self),
+            is_by_library=_is_called_by_library(),
         ),
     )
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from sandtable.trace import EventKind, Line
 from sandtable.vgpu.failures import is_library
 from sandtable.vgpu.observing.events import EventLog, after, before
+from sandtable.vgpu.observing.parameters import ParameterWatcher
 
 __all__ = ["WrapperWatcher"]
 
@@ -24,9 +25,9 @@ _MOST_PASSES = 16
 class WrapperWatcher:
     """Watches all DDP wrappers of this process."""
 
-    def __init__(self, log: EventLog, index_of: Callable[[Any], int]) -> None:
+    def __init__(self, log: EventLog, parameters: ParameterWatcher) -> None:
         self._log = log
-        self._index_of = index_of
+        self._parameters = parameters
         self._wrappers: WeakSet[Any] = WeakSet()
         self._hooked: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         """The nodes of autograd to which a wrapper has hooked itself, with their parameters."""
@@ -58,6 +59,7 @@ class WrapperWatcher:
                 subject=number,
                 has_seen_forward=self._has_seen_forward.get(number, False),
                 syncs=bool(wrapper.require_backward_grad_sync),
+                optimizers=self._parameters.holders_of(_own(wrapper)),
             )
             self._passes[number] = facts, _versions(wrapper)
 
@@ -103,7 +105,7 @@ class WrapperWatcher:
         """Return the parameters whose gradients the wrapper no longer hears of."""
         pairs = ((tensor(), node) for tensor, node in self._hooked.get(wrapper, ()))
         return [
-            self._index_of(tensor)
+            self._parameters.index_of(tensor)
             for tensor, node in pairs
             if tensor is not None and tensor.requires_grad and _accumulator(tensor) is not node
         ]
