@@ -7,7 +7,6 @@ whose history reaches back over several steps, because each of them keeps the gr
 from __future__ import annotations
 
 import ast
-import functools
 import gc
 import inspect
 import itertools
@@ -115,7 +114,6 @@ class RetentionWatcher:
             )
 
 
-@functools.cache
 def _is_tensor(kind: type) -> bool:
     tensor = sys.modules["torch"].Tensor
     return kind is tensor or (issubclass(kind, tensor) and kind.__name__ != "Parameter")
