@@ -36,9 +36,16 @@ def find_group_mismatch(made: Mapping[int, Sequence[MadeGroup]], *, ended: Colle
         for rank, group in zip(made, groups, strict=True):
             if group is not None or rank in ended:
                 kinds.setdefault(None if group is None else tuple(group), []).append(rank)
-        if len({None if kind is None else kind[0] for kind in kinds}) > 1:
+        if len({None if kind is None else kind[0] for kind in kinds}) > 1 and _matters(kinds):
             return _error(number, kinds)
     return None
+
+
+def _matters(kinds: Mapping[tuple[tuple[int, ...], str, int] | None, list[int]]) -> bool:
+    """Return whether a rank made no group, or joined one of several members: groups of one work nevertheless."""
+    return None in kinds or any(
+        len(kind[0]) > 1 and set(kind[0]) & set(ranks) for kind, ranks in kinds.items() if kind is not None
+    )
 
 
 def _error(number: int, kinds: Mapping[tuple[tuple[int, ...], str, int] | None, list[int]]) -> MismatchError:

@@ -25,6 +25,7 @@ def main() -> None:
     vocabulary = prepare_vocabulary()
     model = DDP(nn.Sequential(nn.Embedding(vocabulary, 32), nn.Flatten(), nn.Linear(32 * 8, 2)).cuda())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(1 + dist.get_rank())
     for _ in range(6):
         tokens = torch.randint(vocabulary, (4, 8), device="cuda")
         loss = model(tokens).square().mean()

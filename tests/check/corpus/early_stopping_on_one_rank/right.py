@@ -22,6 +22,7 @@ def train(rank: int, num_epochs: int = 12) -> None:
     torch.manual_seed(0)
     model = DDP(nn.Linear(32, 4).cuda(), device_ids=[torch.cuda.current_device()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
     stopping = EarlyStopping(patience=3)
     for epoch in range(num_epochs):
         for _ in range(2):

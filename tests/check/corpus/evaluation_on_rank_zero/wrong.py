@@ -22,6 +22,7 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
 model = DDP(network.cuda())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for epoch in range(3):
     for step in range(3):
         loss = model(torch.randn(8, 3, 16, 16, device="cuda")).square().mean()

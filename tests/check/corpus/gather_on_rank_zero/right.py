@@ -19,6 +19,7 @@ dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = DDP(nn.Linear(64, 1).cuda())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for step in range(1, 31):
     loss = model(torch.randn(8, 64, device="cuda")).square().mean()
     optimizer.zero_grad()

@@ -18,6 +18,7 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 pair = make_pair(dist.get_rank(), dist.get_world_size())
 weight = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for step in range(3):
     (torch.randn(8, 64, device="cuda") @ weight).mean().backward()
     dist.all_reduce(weight.grad, group=pair)

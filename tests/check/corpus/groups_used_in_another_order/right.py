@@ -11,6 +11,7 @@ mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "tensor"))
 rank = dist.get_rank()
 weight = torch.nn.Parameter(torch.randn(512, 512, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 
 
 def reduce_rows(gradient: torch.Tensor) -> None:

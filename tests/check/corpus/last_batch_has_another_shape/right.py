@@ -23,6 +23,7 @@ def main() -> None:
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(WIDTH, 4).cuda())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
     for _ in range(3):
         loss = model(torch.randn(8, WIDTH).cuda()).sum()
         optimizer.zero_grad()

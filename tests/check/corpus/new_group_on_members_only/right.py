@@ -14,6 +14,7 @@ group = groups[rank // 2]
 
 weight = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for _ in range(4):
     (torch.randn(8, 64, device="cuda") @ weight).sum().backward()
     dist.all_reduce(weight.grad, group=group)

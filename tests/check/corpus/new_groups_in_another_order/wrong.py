@@ -10,32 +10,31 @@ import torch.distributed as dist
 from torch import nn
 
 
-def tensor_groups(rank: int) -> dict[int, dist.ProcessGroup]:
+def data_groups(rank: int) -> dict[int, dist.ProcessGroup]:
     members = {0: [0, 1], 1: [2, 3]}
     own_first = sorted(members, key=lambda number: number != rank // 2)
     return {number: dist.new_group(members[number]) for number in own_first}  # <-- here
 
 
-class RowParallelLinear(nn.Module):
-    def __init__(self, size: int, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(size, size // 2))
-        self.group = group
+class Trainer:
+    def __init__(self, rank: int) -> None:
+        self.group = data_groups(rank)[rank // 2]
+        torch.manual_seed(rank // 2)
+        self.model = nn.Linear(64, 64).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        torch.manual_seed(10 + rank)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        partial = inputs[:, : self.weight.shape[1]] @ self.weight.t()
-        return torch.distributed.nn.functional.all_reduce(partial, group=self.group)
+    def step(self) -> None:
+        self.model(torch.randn(8, 64, device="cuda")).square().mean().backward()
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=self.group)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 dist.init_process_group("nccl")
-rank = dist.get_rank()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-torch.manual_seed(rank)
-layer = RowParallelLinear(64, tensor_groups(rank)[rank // 2]).cuda()
-optimizer = torch.optim.AdamW(layer.parameters())
-torch.manual_seed(0)
+trainer = Trainer(dist.get_rank())
 for _ in range(4):
-    layer(torch.randn(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    trainer.step()
 dist.destroy_process_group()

@@ -13,6 +13,7 @@ rank = dist.get_rank()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = DDP(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda())
 optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+torch.manual_seed(1 + dist.get_rank())
 
 for step in range(5):
     optimizer.zero_grad()

@@ -14,6 +14,7 @@ for parameter in model.parameters():
     dist.broadcast(parameter.data, src=0)
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for step in range(3):
     model(torch.randn(16, 128, device="cuda")).mean().backward()
     for parameter in model.parameters():

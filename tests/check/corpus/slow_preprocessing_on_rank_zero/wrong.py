@@ -27,6 +27,7 @@ dist.barrier()  # <-- here
 
 model = DDP(nn.Linear(64, 1).cuda())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for step in range(3):
     optimizer.zero_grad()
     model(torch.randn(8, 64, device="cuda")).mean().backward()

@@ -27,6 +27,7 @@ for layer in model:
     fully_shard(layer)
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+torch.manual_seed(1 + dist.get_rank())
 
 for step in range(5):
     loss = model(torch.randn(8, 64, device="cuda")).pow(2).mean()

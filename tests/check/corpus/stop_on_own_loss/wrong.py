@@ -16,6 +16,7 @@ class Trainer:
         self.rank = dist.get_rank()
         self.weight = torch.nn.Parameter(torch.zeros(128, 128, device="cuda"))
         self.optimizer = torch.optim.Adam([self.weight])
+        torch.manual_seed(1 + dist.get_rank())
 
     def step(self) -> None:
         self.optimizer.zero_grad()

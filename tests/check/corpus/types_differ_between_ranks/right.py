@@ -21,6 +21,7 @@ def average(parameters) -> None:
 
 model = nn.Linear(1024, 1024).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
 for step in range(3):
     model(torch.randn(16, 1024, device="cuda")).mean().backward()
     average(model.parameters())
