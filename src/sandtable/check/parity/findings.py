@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sandtable.check.parity.causes import Cause, CauseKind, find_cause
+from sandtable.check.parity.causes import Cause, CauseKind, find_cause, ratio_cause
 from sandtable.check.parity.differences import Difference, Measured, compare_changes, compare_gradients
 from sandtable.check.parity.draws import shared_draws
 from sandtable.check.parity.losses import compare_losses, losses_agree
@@ -25,8 +25,10 @@ def parity_findings(measured: Measured) -> tuple[Finding, ...]:
     _require_equal_starts(measured)
     differences = compare_gradients(measured)
     weights = stream_weights(measured, differences[0].update) if differences and len(measured.replicas) > 1 else None
-    if weights is not None:
+    if weights is not None and abs(sum(weights) - 1) <= 10 * measured.rtol:
         return (_weighted(weights, differences), *shared_draws(measured))
+    if weights is not None and all(find_cause(one, measured).kind is CauseKind.OTHER for one in differences):
+        return (_finding(ratio_cause(sum(weights), measured), differences, (), measured), *shared_draws(measured))
     findings = list(_gradients(differences, measured))
     if not findings:
         findings += _changes(measured)
@@ -110,9 +112,9 @@ def _require_equal_starts(measured: Measured) -> None:
             other = measured.parallel[rank].values.get((0, own))
             if one is not None and other is not None and one.shape == other.shape and not np.array_equal(one, other):
                 raise ParityError(
-                    f"ranks that hold the same parameter must begin with the same values, but those of `{name}` differ on "
-                    f"ranks {first} and {rank}; initialise replicas with one seed or broadcast them; experts that each "
-                    "rank names alike cannot be compared"
+                    f"ranks that hold the same parameter must begin with the same values, but those of `{name}` differ "
+                    f"on ranks {first} and {rank}; initialise replicas with one seed or broadcast them; experts that "
+                    "each rank names alike cannot be compared"
                 )
 
 
