@@ -258,3 +258,9 @@ def test_arguments_take_the_place_of_those_of_the_same_name():
         "model.dim=2",
     )
     assert merged_arguments(("--lr", "-0.1", "data"), ["--lr", "0.2"]) == ("data", "--lr", "0.2")
+
+
+def test_a_model_that_was_not_shrunk_is_an_error(launcher: Launcher):
+    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
+    with pytest.raises(ParityError, match=r"at most 128 MiB of parameters, but this one holds .* with --shrink"):
+        check_parity(SCRIPTS / "wrapped.py", "--layers", "2", "--hidden", "1536", nodes=1, options=options)

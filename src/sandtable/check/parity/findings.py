@@ -74,13 +74,15 @@ def _finding(
         )
     evidence += [Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)]
     masks = measured.plan.unmatched_masks
+    agrees = losses_agree(measured.parallel, measured.replicas, measured.rtol)
+    is_another_model = cause.kind is CauseKind.OTHER and not agrees  # which may be meant
     evidence += [
         Evidence(ranks=_ranks(differences), text="draw masks that a single process does not", file=file, line=line)
         for file, line in masks
     ]
     return Finding(
         rule=RULE,
-        severity=Severity.WARNING if masks else Severity.ERROR,
+        severity=Severity.WARNING if masks or is_another_model else Severity.ERROR,
         message=f"gradient of `{names[0]}`{more} {cause.what}{guess}",
         ranks=_ranks(differences),
         evidence=tuple(evidence),
