@@ -18,6 +18,7 @@ SMALL = {
     "sequence_parallel": "--hidden 16",
     "wrapped": "--layers 1 --hidden 16",
 }
+BROADCAST = "dist.broadcast(parameter.data, src=0) if not is_sharded else None"
 REDUCE_IN_BACKWARD = "        dist.all_reduce(gradient, group=ctx.group)\n"
 REDUCE_OVER_DP = "            dist.all_reduce(parameter.grad, group=dp_group)\n"
 
@@ -186,6 +187,52 @@ def test_a_factor_that_clipping_hides_is_found(check: Checker):
     assert "is 0.25 times the single-process gradient" in finding.message
 
 
+UNEQUAL_TOKENS = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(rank)
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20)).cuda())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+samples = torch.Generator().manual_seed(rank)
+for _ in range(3):
+    tokens, labels = (torch.randint(20, (4, 8), generator=samples) for _ in range(2))
+    labels[:, 3 + 2 * rank :] = -100
+    tokens, labels = tokens.cuda(), labels.cuda()
+    count = (labels != -100).sum()
+    dist.all_reduce(count)
+    logits = model(tokens).flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum") * world / count
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_mean_over_all_tokens_is_a_note_and_with_a_wrong_factor_an_error(launcher: Launcher, tmp_path: Path):
+    options = LaunchOptions(ranks_per_node=3, launcher=launcher)
+    script = tmp_path / "train.py"
+    script.write_text(UNEQUAL_TOKENS)
+    (finding,) = check_parity(script, nodes=1, options=options).findings
+    assert finding.severity is Severity.NOTE
+    assert "with weights of 0.200, 0.333, 0.467" in finding.message
+    script.write_text(UNEQUAL_TOKENS.replace(" * world / count", " / count"))
+    (finding,) = check_parity(script, nodes=1, options=options).findings
+    assert finding.severity is Severity.ERROR
+    assert "is 0.333 times the single-process gradient" in finding.message
+
+
+def test_experts_that_ranks_name_alike_cannot_be_compared(check: Checker):
+    with pytest.raises(ParityError, match=r"`embedding.weight` differ on ranks 0 and 1"):
+        check(
+            "dp_tp",
+            single="--tp 1",
+            patch=("dist.broadcast(parameter.data, src=0) if not is_sharded else None", "pass"),
+        )
+
+
 def test_a_forward_around_ddp_is_the_gradient_of_own_samples_or_differs(check: Checker):
     result = check("wrapped", patch=("model(batch", "model.module(batch"), ranks=2)
     assert [finding.severity for finding in result.findings] == [Severity.ERROR]
@@ -211,3 +258,9 @@ def test_arguments_take_the_place_of_those_of_the_same_name():
         "model.dim=2",
     )
     assert merged_arguments(("--lr", "-0.1", "data"), ["--lr", "0.2"]) == ("data", "--lr", "0.2")
+
+
+def test_a_model_that_was_not_shrunk_is_an_error(launcher: Launcher):
+    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
+    with pytest.raises(ParityError, match=r"at most 128 MiB of parameters, but this one holds .* with --shrink"):
+        check_parity(SCRIPTS / "wrapped.py", "--layers", "2", "--hidden", "1536", nodes=1, options=options)

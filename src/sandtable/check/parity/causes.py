@@ -11,7 +11,7 @@ import numpy as np
 from sandtable.check.parity.differences import Difference, Measured, likeness
 from sandtable.check.parity.losses import losses_agree
 
-__all__ = ["Cause", "CauseKind", "find_cause"]
+__all__ = ["Cause", "CauseKind", "find_cause", "ratio_cause"]
 
 
 class CauseKind(IntEnum):
@@ -55,7 +55,7 @@ def find_cause(difference: Difference, measured: Measured) -> Cause:
     if part is not None:
         return part
     if found.rest <= tolerance and math.isfinite(found.ratio):
-        return _ratio(found.ratio, difference, measured)
+        return ratio_cause(found.ratio, measured)
     return Cause(
         kind=CauseKind.OTHER,
         what="differs from the single-process gradient",
@@ -121,7 +121,8 @@ def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause
     return None
 
 
-def _ratio(ratio: float, difference: Difference, measured: Measured) -> Cause:
+def ratio_cause(ratio: float, measured: Measured) -> Cause:
+    """Return the cause of a gradient that is `ratio` times the expected one."""
     num_ranks, dp = len(measured.parallel), len(measured.plan.streams)
     model = max(num_ranks // dp, 1)
     guesses = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sandtable.check.parity.causes import Cause, CauseKind, find_cause
+from sandtable.check.parity.causes import Cause, CauseKind, find_cause, ratio_cause
 from sandtable.check.parity.differences import Difference, Measured, compare_changes, compare_gradients
 from sandtable.check.parity.draws import shared_draws
 from sandtable.check.parity.losses import compare_losses, losses_agree
@@ -25,8 +25,10 @@ def parity_findings(measured: Measured) -> tuple[Finding, ...]:
     _require_equal_starts(measured)
     differences = compare_gradients(measured)
     weights = stream_weights(measured, differences[0].update) if differences and len(measured.replicas) > 1 else None
-    if weights is not None:
+    if weights is not None and abs(sum(weights) - 1) <= 10 * measured.rtol:
         return (_weighted(weights, differences), *shared_draws(measured))
+    if weights is not None and all(find_cause(one, measured).kind is CauseKind.OTHER for one in differences):
+        return (_finding(ratio_cause(sum(weights), measured), differences, (), measured), *shared_draws(measured))
     findings = list(_gradients(differences, measured))
     if not findings:
         findings += _changes(measured)
@@ -72,13 +74,15 @@ def _finding(
         )
     evidence += [Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)]
     masks = measured.plan.unmatched_masks
+    agrees = losses_agree(measured.parallel, measured.replicas, measured.rtol)
+    is_another_model = cause.kind is CauseKind.OTHER and not agrees  # which may be meant
     evidence += [
         Evidence(ranks=_ranks(differences), text="draw masks that a single process does not", file=file, line=line)
         for file, line in masks
     ]
     return Finding(
         rule=RULE,
-        severity=Severity.WARNING if masks else Severity.ERROR,
+        severity=Severity.WARNING if masks or is_another_model else Severity.ERROR,
         message=f"gradient of `{names[0]}`{more} {cause.what}{guess}",
         ranks=_ranks(differences),
         evidence=tuple(evidence),
@@ -110,9 +114,9 @@ def _require_equal_starts(measured: Measured) -> None:
             other = measured.parallel[rank].values.get((0, own))
             if one is not None and other is not None and one.shape == other.shape and not np.array_equal(one, other):
                 raise ParityError(
-                    f"ranks that hold the same parameter must begin with the same values, but those of `{name}` differ on "
-                    f"ranks {first} and {rank}; initialise replicas with one seed or broadcast them; experts that each "
-                    "rank names alike cannot be compared"
+                    f"ranks that hold the same parameter must begin with the same values, but those of `{name}` differ "
+                    f"on ranks {first} and {rank}; initialise replicas with one seed or broadcast them; experts that "
+                    "each rank names alike cannot be compared"
                 )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sandtable.check.parity.slots import Fused, Layout, find_layout
 from sandtable.check.parity.streams import Stream, copies_by_line, find_streams
 from sandtable.errors import ParityError
+from sandtable.findings import place_text
 from sandtable.trace.guide import Guide, GuidedDraw
 from sandtable.trace.real_values import RankValues, SeededDraw
 
@@ -107,15 +108,32 @@ def _folds(streams: Sequence[Stream], outline: RankValues) -> dict[tuple[str, in
     folds: dict[tuple[str, int, int], _Fold] = {}
     for key, wanted in copies_by_line(outline).items():
         given = streams[0].copies.get(key, ())
-        if not given or len(wanted) % len(given):
+        if not given:
             continue
-        is_constant = len(streams) > 1 and all(_equal(stream.copies.get(key, ()), given) for stream in streams)
-        shapes = [(one.shape, other.shape) for one, other in zip(given, wanted, strict=False)]
-        wide = _widths(shapes)
-        if wide is not None:
-            long = 1 if is_constant else len(wanted) // len(given)
+        is_constant = all(_equal(stream.copies.get(key, ()), given) for stream in streams)
+        wide = _widths([(one.shape, other.shape) for one, other in zip(given, wanted, strict=False)])
+        if wide is not None and len(wanted) % len(given) == 0:
+            long = 1 if is_constant and len(streams) > 1 else len(wanted) // len(given)
             folds[key] = _Fold(wide=wide[1], dim=wide[0], long=long)
+        elif not is_constant and key[2] < outline.num_updates:
+            raise _unlike(key, given, wanted)
+        if any(_shapes(stream.copies.get(key, ())) != _shapes(given) for stream in streams):
+            other = next(stream for stream in streams if _shapes(stream.copies.get(key, ())) != _shapes(given))
+            raise _unlike(key, given, other.copies.get(key, ()))
     return folds
+
+
+def _shapes(arrays: Sequence[Array]) -> list[tuple[int, ...]]:
+    return [array.shape for array in arrays]
+
+
+def _unlike(key: tuple[str, int, int], given: Sequence[Array], wanted: Sequence[Array]) -> ParityError:
+    file, line, update = key
+    return ParityError(
+        "all runs must read samples of equal shapes, or a single process several times as many, but in step "
+        f"{update + 1} at {place_text(file, line)} one rank copies {_shapes(given)[:4]} and another process "
+        f"{_shapes(wanted)[:4]}; give batches of equal size with --shrink and --single"
+    )
 
 
 def _fold_of_draws(streams: Sequence[Stream], parallel: Sequence[RankValues], outline: RankValues) -> int:

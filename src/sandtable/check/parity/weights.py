@@ -19,7 +19,10 @@ _LEAST = 0.05
 
 
 def stream_weights(measured: Measured, update: int) -> tuple[float, ...] | None:
-    """Return the share of each single process in all gradients of an update; None if they are no mean of them."""
+    """Return the weight of each single process in all gradients of an update; None if they are no sum of all.
+
+    The weights of a mean add up to 1.
+    """
     for kind in ("unclipped_gradients", "gradients"):
         rows = list(_rows(measured, update, kind))
         if not rows:
@@ -28,7 +31,7 @@ def stream_weights(measured: Measured, update: int) -> tuple[float, ...] | None:
         parts = np.concatenate([row for _, row in rows], axis=1).T
         weights, *_ = np.linalg.lstsq(parts, gradients, rcond=None)
         rest = np.linalg.norm(gradients - parts @ weights)
-        is_mean = abs(weights.sum() - 1) <= 10 * measured.rtol and min(weights) >= _LEAST / len(weights)
+        is_mean = min(weights) >= _LEAST * weights.sum() / len(weights) > 0
         return tuple(map(float, weights)) if is_mean and rest <= measured.rtol * np.linalg.norm(gradients) else None
     return None
 

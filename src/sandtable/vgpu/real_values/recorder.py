@@ -22,6 +22,7 @@ from sandtable.vgpu.real_values.settings import ValueSettings
 __all__ = ["ValueRecorder"]
 
 Array = npt.NDArray[Any]
+_MAX_BYTES = 128 << 20
 _HALF = ("float16", "float8")
 
 
@@ -166,6 +167,7 @@ class ValueRecorder:
     def _note_values(self) -> None:
         """Note the parameters before their next update, unless they have been noted."""
         self._read_parameters()
+        _require_small(self._owned)
         for owned in self._owned:
             key = (self._update_of(owned), owned.piece.name)
             value = owned.value
@@ -243,6 +245,15 @@ class ValueRecorder:
     def _place(self) -> tuple[str, int]:
         file, line, _ = self._core.current_place()
         return str(file), int(line)
+
+
+def _require_small(owned: Sequence[OwnedTensor]) -> None:
+    num_bytes = sum(int(one.value.nbytes) for one in owned)
+    if num_bytes > _MAX_BYTES:
+        raise RuntimeError(
+            f"parity computes on the CPU, so a rank must hold at most {_MAX_BYTES >> 20} MiB of parameters, but this "
+            f"one holds {num_bytes >> 20} MiB; make the model smaller with --shrink"
+        )
 
 
 def _array(tensor: Any) -> Array:
