@@ -260,7 +260,17 @@ def test_arguments_take_the_place_of_those_of_the_same_name():
     assert merged_arguments(("--lr", "-0.1", "data"), ["--lr", "0.2"]) == ("data", "--lr", "0.2")
 
 
-def test_a_model_that_was_not_shrunk_is_an_error(launcher: Launcher):
-    options = LaunchOptions(ranks_per_node=2, launcher=launcher)
-    with pytest.raises(ParityError, match=r"at most 128 MiB of parameters, but this one holds .* with --shrink"):
-        check_parity(SCRIPTS / "wrapped.py", "--layers", "2", "--hidden", "1536", nodes=1, options=options)
+LARGE = """
+import torch
+model = torch.nn.Linear(6000, 6000, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 6000).cuda()).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_model_that_was_not_shrunk_is_an_error(launcher: Launcher, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(LARGE)
+    with pytest.raises(ParityError, match=r"at most 128 MiB .*, but this one holds 137 MiB; .* with --shrink"):
+        check_parity(script, nodes=1, options=LaunchOptions(ranks_per_node=2, launcher=launcher))
