@@ -13,7 +13,7 @@ from math import isclose, prod
 from sandtable.check.relations import RankFacts, RankTable, at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import CallIdentity, EventKind, GradientScale, HostCopy, Observations, Trace
+from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Observations, Trace
 
 __all__ = ["averaged_twice", "identical_shards", "reduced_twice", "same_samples", "summed_not_averaged"]
 
@@ -144,7 +144,7 @@ def _equal_sums(
             yield ranks, same
 
 
-def _copies_in_steps(observed: Observations) -> list[HostCopy]:
+def _copies_in_steps(observed: Observations) -> list[InputCopy]:
     """Return the copies from the host in the second step, the largest first; one per line of the script."""
     first = next((event.row for event in observed.of_kind(EventKind.OPTIMIZER_STEP)), 0)
     copies = {copy.place: copy for copy in observed.host_copies if copy.row > first and copy.num_bytes > 64}

@@ -9,7 +9,7 @@ from sandtable.engine.clock import Times
 from sandtable.engine.operator_table import OperatorTable
 from sandtable.engine.program import Opcode, Program
 from sandtable.trace.kinds import Kind, Phase
-from sandtable.trace.records import Line
+from sandtable.trace.lines import Line
 from sandtable.trace.view import RankView
 
 __all__ = ["RankExecution", "Span", "unroll"]

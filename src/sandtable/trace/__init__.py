@@ -18,13 +18,14 @@ from sandtable.trace.kinds import (
     Phase,
     SyncKind,
 )
+from sandtable.trace.lines import Line
 from sandtable.trace.movement import bytes_moved
 from sandtable.trace.observations import (
     Draw,
     EventKind,
     GradientScale,
     HeldParameters,
-    HostCopy,
+    InputCopy,
     LostGather,
     MeanLoss,
     Observations,
@@ -36,7 +37,7 @@ from sandtable.trace.observations import (
 )
 from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
 from sandtable.trace.progress import RankProgress, progress_of
-from sandtable.trace.records import FlatBuffer, Line, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
+from sandtable.trace.records import FlatBuffer, MemoryPeaks, Note, RankRecords, ReducedBucket, Splits
 from sandtable.trace.resources import (
     CacheFlush,
     CheckpointedCall,
@@ -86,9 +87,9 @@ __all__ = [
     "Group",
     "GroupTable",
     "HeldParameters",
-    "HostCopy",
     "HostRead",
     "HostTensor",
+    "InputCopy",
     "InputWait",
     "Kind",
     "Line",

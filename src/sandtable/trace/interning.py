@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.kinds import Kind
-from sandtable.trace.records import Line, Note, RankRecords, SharedTables, Splits
+from sandtable.trace.lines import Line
+from sandtable.trace.records import Note, RankRecords, SharedTables, Splits
 from sandtable.trace.signature import SignatureTable
 
 __all__ = ["intern_records"]

@@ -19,8 +19,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from sandtable.trace.lines import Line
 from sandtable.trace.observed_calls import CallIdentity, ObservedCalls
-from sandtable.trace.records import Line
 from sandtable.trace.resources import (
     CacheFlush,
     CheckpointedCall,
@@ -38,7 +38,7 @@ __all__ = [
     "EventKind",
     "GradientScale",
     "HeldParameters",
-    "HostCopy",
+    "InputCopy",
     "LostGather",
     "MeanLoss",
     "Observations",
@@ -174,7 +174,7 @@ class GradientScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCopy:
+class InputCopy:
     """Numbers that the host copied to the card."""
 
     identity: int
@@ -248,7 +248,7 @@ class Observations:
     scales: tuple[GradientScale, ...] = ()
     loss_factors: tuple[float, ...] = ()
     """The numbers by which tensors of one element, such as losses, were multiplied or divided."""
-    host_copies: tuple[HostCopy, ...] = ()
+    host_copies: tuple[InputCopy, ...] = ()
     draws: tuple[Draw, ...] = ()
     calls: Sequence[CallIdentity] = ()
     races: tuple[Race, ...] = ()
@@ -303,7 +303,7 @@ _ROWS: dict[str, Any] = {
     "optimizers": HeldParameters,
     "snapshots": Snapshot,
     "scales": GradientScale,
-    "host_copies": HostCopy,
+    "host_copies": InputCopy,
     "draws": Draw,
     "races": Race,
     "device_uses": DeviceUse,

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.trace.records import Line
+from sandtable.trace.lines import Line
 
 __all__ = ["CallIdentity", "ObservedCalls"]
 

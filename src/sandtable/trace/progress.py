@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sandtable.trace.kinds import P2P_OPS, Kind
-from sandtable.trace.records import Line
+from sandtable.trace.lines import Line
 from sandtable.trace.trace import Trace
 from sandtable.trace.view import Collective, RankView
 from sandtable.units import format_bytes

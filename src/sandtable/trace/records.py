@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.findings import place_text
 from sandtable.trace import archive
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.digest import digest_work
 from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.kinds import Kind, Phase, SyncKind
+from sandtable.trace.lines import Line
 from sandtable.trace.signature import Signature, SignatureTable, TensorSpec, hash_texts
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "FlatBuffer",
     "Group",
     "Kind",
-    "Line",
     "MemoryPeaks",
     "Note",
     "Phase",
@@ -46,18 +45,6 @@ VERSION = 1
 
 Splits = tuple[tuple[int, ...], tuple[int, ...]]
 """Input and output splits of an uneven all-to-all; ((), ()) for every other call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the user's script; index 0 of every table of lines is the unknown line."""
-
-    file: str = ""
-    line: int = 0
-    function: str = ""
-
-    def __str__(self) -> str:
-        return place_text(self.file, self.line) if self.file else "(unknown line)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandtable.trace.records import Line
+from sandtable.trace.lines import Line
 
 __all__ = [
     "CacheFlush",

@@ -29,8 +29,9 @@ import numpy.typing as npt
 from sandtable.trace import archive
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.groups import Group, GroupTable
+from sandtable.trace.lines import Line
 from sandtable.trace.observations import Observations
-from sandtable.trace.records import Line, MemoryPeaks, Note, RankRecords, SharedTables
+from sandtable.trace.records import MemoryPeaks, Note, RankRecords, SharedTables
 from sandtable.trace.signature import SignatureTable
 
 __all__ = ["FILE_NAME", "VERSION", "Content", "RunFacts", "StoredContent", "write_trace"]

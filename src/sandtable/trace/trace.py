@@ -20,8 +20,9 @@ import numpy.typing as npt
 from sandtable.errors import TraceError
 from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.interning import intern_records
+from sandtable.trace.lines import Line
 from sandtable.trace.observations import Observations
-from sandtable.trace.records import Line, Note, RankRecords, SharedTables
+from sandtable.trace.records import Note, RankRecords, SharedTables
 from sandtable.trace.signature import SignatureTable
 from sandtable.trace.storage import FILE_NAME, VERSION, Content, RunFacts, StoredContent, write_trace
 from sandtable.trace.view import RankClass, RankView

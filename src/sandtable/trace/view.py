@@ -14,7 +14,8 @@ import numpy.typing as npt
 from sandtable.trace.columns import Calls, Records
 from sandtable.trace.groups import Group, GroupTable
 from sandtable.trace.kinds import P2P_OPS, Kind, Phase
-from sandtable.trace.records import Line, MemoryPeaks, RankRecords, Splits
+from sandtable.trace.lines import Line
+from sandtable.trace.records import MemoryPeaks, RankRecords, Splits
 from sandtable.trace.signature import Signature
 
 __all__ = ["Collective", "Operator", "RankClass", "RankView"]

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from sandtable.errors import MismatchError
 from sandtable.findings import Finding, name_ranks
-from sandtable.trace.summary import format_ranks
 from sandtable.vgpu.group_registry import UNNAMED_GROUP, GroupRegistry
 from sandtable.vgpu.protocol import Call
 
@@ -163,7 +162,7 @@ def group_name(registry: GroupRegistry, entry: int) -> str:
     if entry == 0:
         return f"the world group ({len(members)} ranks)"
     if name == UNNAMED_GROUP:
-        return f"the group of ranks {format_ranks(tuple(members.tolist()))}"
+        return f"the group of {name_ranks(members.tolist())}"
     return f"group '{name}' ({len(members)} ranks)"
 
 

@@ -6,9 +6,9 @@ import resource
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -108,30 +108,33 @@ _CALL_TYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watchers:
+    """What a capture reads at its end, and the channel to the launcher."""
+
+    channel: RankChannel
+    groups: GroupAnnouncer
+    steps: StepCounter
+    skipped: SkippedUpdates
+    flat_buffers: FlatBufferReader
+    host_memory: HostMemoryReader
+    observer: Observer | None
+
+
 class Capture:
     """A running capture in this process."""
 
-    def __init__(
-        self,
-        settings: RankSettings,
-        core: ModuleType,
-        channel: RankChannel,
-        groups: GroupAnnouncer,
-        steps: StepCounter,
-        skipped: SkippedUpdates,
-        flat_buffers: FlatBufferReader,
-        host_memory: HostMemoryReader,
-        observer: Observer | None,
-    ) -> None:
+    def __init__(self, settings: RankSettings, core: ModuleType, watchers: _Watchers) -> None:
+        channel, steps = watchers.channel, watchers.steps
         self._settings = settings
         self._core = core
         self._channel = channel
-        self._groups = groups
+        self._groups = watchers.groups
         self._steps = steps
-        self._skipped = skipped
-        self._flat_buffers = flat_buffers
-        self._host_memory = host_memory
-        self._observer = observer
+        self._skipped = watchers.skipped
+        self._flat_buffers = watchers.flat_buffers
+        self._host_memory = watchers.host_memory
+        self._observer = watchers.observer
         self._values = _record_values(core, settings, steps)
         self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
         self._loaders = BatchCounter()
@@ -158,24 +161,14 @@ class Capture:
         flat_buffers, host_memory = FlatBufferReader(groups.own), HostMemoryReader()
 
         observer = observe(core, groups.own, num_steps=settings.num_steps) if settings.observes else None
-        next_report = 0.0
-
-        def end_step(number: int) -> None:
-            nonlocal next_report
-            flat_buffers.read()
-            host_memory.read()
-            if observer is not None:
-                observer.end_step()
-            now = time.monotonic()
-            if now >= next_report:
-                channel.report(StepEnded(number))
-                next_report = now + _REPORT_SECONDS
-
+        looks = [flat_buffers.read, host_memory.read]
+        if observer is not None:
+            looks.append(observer.end_step)
         steps = StepCounter(
             core,
             wanted=settings.num_steps,
             marker=settings.step_marker,
-            on_step=end_step,
+            on_step=_step_listener(channel, looks),
             is_forked=lambda: channel.is_forked,
         )
         if observer is not None:
@@ -201,7 +194,16 @@ class Capture:
         MessageRecorder(core, channel, groups, steps).install()
         core.set_operator_limit(settings.max_operators, _stopper("max-operators"))
         core.set_recording(True)
-        return cls(settings, core, channel, groups, steps, skipped, flat_buffers, host_memory, observer)
+        watchers = _Watchers(
+            channel=channel,
+            groups=groups,
+            steps=steps,
+            skipped=skipped,
+            flat_buffers=flat_buffers,
+            host_memory=host_memory,
+            observer=observer,
+        )
+        return cls(settings, core, watchers)
 
     def before_freeze(self) -> None:
         """Note the parameters that exist before the garbage collector forgets all objects."""
@@ -337,6 +339,22 @@ class Capture:
             self._core.note(SKIPPED_UPDATES, skipped)
         if num_steps == 0:
             self._core.note(NO_STEPS, self._steps.describe_none())
+
+
+def _step_listener(channel: RankChannel, looks: Sequence[Callable[[], None]]) -> Callable[[int], None]:
+    """Return what to call when a step has ended: it looks at what is held, and reports now and then."""
+    next_report = 0.0
+
+    def end_step(number: int) -> None:
+        nonlocal next_report
+        for look in looks:
+            look()
+        now = time.monotonic()
+        if now >= next_report:
+            channel.report(StepEnded(number))
+            next_report = now + _REPORT_SECONDS
+
+    return end_step
 
 
 def _record_values(core: ModuleType, settings: RankSettings, steps: StepCounter) -> ValueRecorder | None:

@@ -1,5 +1,6 @@
 """FlashAttention 2: operators, workspaces and gradients, of the installed package or of what stands in for it."""
 
+import importlib
 from importlib.util import find_spec
 from typing import Any
 
@@ -233,9 +234,9 @@ def test_collectives_have_each_other_as_backward_pass():
 
 
 def _call_extensions() -> None:
-    import dropout_layer_norm
-    import rotary_emb
-    import xentropy_cuda_lib
+    dropout_layer_norm, rotary_emb, xentropy_cuda_lib = map(
+        importlib.import_module, ("dropout_layer_norm", "rotary_emb", "xentropy_cuda_lib")
+    )
 
     x = torch.empty(64, 8, 128, device="cuda", dtype=torch.bfloat16)
     angles = torch.empty(64, 1, 64, device="cuda", dtype=torch.bfloat16)
@@ -286,7 +287,8 @@ def _compile_layers() -> None:
         def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
             torch._dynamo.graph_break()
             x = x.view(-1, HEADS, SIZE)
-            return flash_attn_varlen_func(x, x, x, bounds, bounds, 700, 700, causal=True).flatten(1)
+            attended: torch.Tensor = flash_attn_varlen_func(x, x, x, bounds, bounds, 700, 700, causal=True)
+            return attended.flatten(1)
 
     bounds = torch.tensor([0, 300, 1000], device="cuda", dtype=torch.int32)
     x: Any = torch.empty(1000, HEADS * SIZE, device="cuda", dtype=torch.bfloat16, requires_grad=True)

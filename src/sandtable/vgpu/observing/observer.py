@@ -14,7 +14,7 @@ from sandtable.trace import (
     Draw,
     EventKind,
     Group,
-    HostCopy,
+    InputCopy,
     Kind,
     Line,
     LostGather,
@@ -125,7 +125,7 @@ class Observer:
             scales=tuple(self._parameters.scales),
             loss_factors=tuple(core.small_factors()),
             host_copies=tuple(
-                HostCopy(identity=identity, num_bytes=size, place=Line(*place), row=row)
+                InputCopy(identity=identity, num_bytes=size, place=Line(*place), row=row)
                 for identity, size, place, row in core.host_copies()
             ),
             draws=tuple(
@@ -133,7 +133,7 @@ class Observer:
                 for identity, size, place, row in core.draws()
             ),
             calls=_calls(core, records, calls, tables, groups),
-            races=tuple(_race(*race) for race in core.races()),
+            races=tuple(_race(race) for race in core.races()),
             mean_losses=tuple(
                 MeanLoss(num_targets=count, place=Line(*place), row=row) for count, place, row in core.mean_losses()
             ),
@@ -184,17 +184,8 @@ def _calls(
     )
 
 
-def _race(
-    kind: int,
-    earlier: str,
-    earlier_place: tuple[str, int, str],
-    earlier_stream: int,
-    is_earlier_call: bool,
-    later: str,
-    later_place: tuple[str, int, str],
-    later_stream: int,
-    is_later_call: bool,
-) -> Race:
+def _race(row: tuple[Any, ...]) -> Race:
+    kind, earlier, earlier_place, earlier_stream, is_earlier_call, later, later_place, later_stream, is_later_call = row
     return Race(
         kind=_RACE_KINDS[kind],
         earlier=earlier,
