@@ -143,13 +143,9 @@ class Capture:
 
         from sandtable.vgpu.host_updates import follow_host_updates  # it imports torch
 
-        steps = StepCounter(
-            core,
-            wanted=settings.num_steps,
-            marker=settings.step_marker,
-            on_step=end_step,
-            is_forked=lambda: channel.is_forked,
-        )
+        wanted, marker = settings.num_steps, settings.step_marker
+        is_forked = partial(getattr, channel, "is_forked")
+        steps = StepCounter(core, wanted=wanted, marker=marker, on_step=end_step, is_forked=is_forked)
         steps.install()
         follow_updates(steps.count_replay)
         skipped = SkippedUpdates(steps)
