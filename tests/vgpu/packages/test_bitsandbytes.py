@@ -105,7 +105,7 @@ def test_a_paged_optimizer_keeps_its_states_on_the_card():
 def test_a_class_may_be_derived_from_a_base_of_which_there_is_only_the_name():
     from bitsandbytes.optim.optimizer import Optimizer2State
 
-    class Projected(Optimizer2State): ...
+    class Projected(Optimizer2State): ...  # type: ignore[misc]
 
     with pytest.raises(ModuleNotFoundError, match="Projected is derived from a class of bitsandbytes"):
         Projected("adam", [])

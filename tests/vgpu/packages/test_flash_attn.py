@@ -286,7 +286,8 @@ def _compile_layers() -> None:
         def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
             torch._dynamo.graph_break()
             x = x.view(-1, HEADS, SIZE)
-            return flash_attn_varlen_func(x, x, x, bounds, bounds, 700, 700, causal=True).flatten(1)
+            out: torch.Tensor = flash_attn_varlen_func(x, x, x, bounds, bounds, 700, 700, causal=True)
+            return out.flatten(1)
 
     bounds = torch.tensor([0, 300, 1000], device="cuda", dtype=torch.int32)
     x: Any = torch.empty(1000, HEADS * SIZE, device="cuda", dtype=torch.bfloat16, requires_grad=True)
