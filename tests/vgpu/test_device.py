@@ -446,3 +446,13 @@ def test_data_parallel_runs_over_several_cards():
     assert out.shape == (8, 2)
     out.sum().backward()
     assert model.module.weight.grad is not None
+
+
+def _train_on_two_cards() -> None:
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 2).cuda(), device_ids=[0, 1])
+    for _ in range(30):
+        model(torch.ones(8, 4, device="cuda")).sum().backward()
+
+
+def test_work_on_several_cards_of_one_process_is_noted():
+    assert len(rehearse(_train_on_two_cards).notes("several cards")) == 1

@@ -359,7 +359,7 @@ def evaluates_with_transforms_in_workers():
 
     prepare = torch.nn.Identity()  # a transform, as torchvision's are
 
-    class Samples(torch.utils.data.Dataset[int]):
+    class Samples(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self):
             return 4
 

@@ -1,9 +1,11 @@
 """bitsandbytes: its own Python on kernels of ours, or layers and optimizers of ours."""
 
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
-from tests.vgpu.virtual import rehearse
+from tests.vgpu.virtual import on_gpu, rehearse
 
 
 def _kernels(function: Any) -> list[Any]:
@@ -96,3 +98,14 @@ def test_a_paged_optimizer_keeps_its_states_on_the_card():
     updates = [kernel for kernel in _kernels(_optimize_pages) if "optimizer_update_32bit" in kernel.op]
     assert len(updates) == 4, "two tensors in two steps"
     assert {spec.device for kernel in updates for spec in kernel.inputs} == {"cuda"}
+
+
+@on_gpu()
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed here")
+def test_a_class_may_be_derived_from_a_base_of_which_there_is_only_the_name():
+    from bitsandbytes.optim.optimizer import Optimizer2State
+
+    class Projected(Optimizer2State): ...  # type: ignore[misc]
+
+    with pytest.raises(ModuleNotFoundError, match="Projected is derived from a class of bitsandbytes"):
+        Projected("adam", [])

@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "device.h"
@@ -777,8 +778,23 @@ static bool saves_through_hooks() {
   return c10::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }
 
+// A rank has one card in the timeline. What a script that works with several (nn.DataParallel) does on the others is put
+// there, too; a few operators on another card are only set-up.
+static void note_cards(int device) {
+  constexpr uint32_t kSetUpOperators = 50;
+  static std::array<uint32_t, 64> num_operators{};
+  static int num_cards = 0;
+  if (static_cast<size_t>(device) < num_operators.size() && ++num_operators[device] == kSetUpOperators &&
+      ++num_cards == 2)
+    Recorder::get().note(
+        "several cards",
+        "one process works with several cards: in time, their work is put one after the other on one card",
+        current_place().line);
+}
+
 void record_operator(uint32_t signature, int device) {
   Recorder& recorder = Recorder::get();
+  note_cards(device);
   Launch launch = recorder.take_launch();
   if (launch == Launch::kEager && saves_through_hooks())
     launch = Launch::kHooked;

@@ -28,6 +28,7 @@ def package(watcher: Watcher) -> Package:
             "bitsandbytes.nn": names_of("bitsandbytes.layers"),
             "bitsandbytes.functional": names_of("bitsandbytes.layers"),
             "bitsandbytes.optim": _fill_optimizers,
+            "bitsandbytes.optim.optimizer": names_of("bitsandbytes.base_optimizers"),
         },
     )
 
