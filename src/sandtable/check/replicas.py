@@ -30,7 +30,7 @@ def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterato
     broken: dict[tuple[int, ...], list[Copies]] = defaultdict(list)
     for copies in trained_copies(trace):
         for members in grouped(copies, lambda copy: copy.gradients[0].identity):
-            is_shared = len(members) > 1 and members[0].gradients[0].are_known
+            is_shared = members[0].gradients[0].are_known and _are_summed_over(members)
             if is_shared and are_different(copy.values[0] for copy in members):
                 broken[_ranks(members)].append(members)
     for ranks, parameters in broken.items():
@@ -89,6 +89,12 @@ def _diverging(trace: Trace, *, by_gradient: bool) -> dict[tuple[int, ...], list
         if number >= 0 and by_gradient == (len({copy.gradients[number].identity for copy in copies}) > 1):
             broken[_ranks(copies)].append(copies)
     return broken
+
+
+def _are_summed_over(copies: Copies) -> bool:
+    """Return whether gradients of these copies were summed over a group that holds several of them."""
+    ranks = set(_ranks(copies))
+    return any(len(ranks & set(group)) > 1 for copy in copies for group in copy.groups)
 
 
 def _ranks(copies: Copies) -> tuple[int, ...]:

@@ -90,6 +90,10 @@ class CheckOptions(RehearsalOptions):
     rules: Annotated[bool, typer.Option("--rules", help="list all rules, and stop", rich_help_panel=_FINDINGS)] = False
 
 
+_FOLLOW_SECONDS = 5.0
+"""How long a check follows a script after the captured steps: longer than a rehearsal, whose purpose is another."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     Command(name="check", function=check, options=CheckOptions, ignored=ignored_options()).add_to(
@@ -114,7 +118,7 @@ def check(options: CheckOptions) -> None:
 
 
 def _check(options: CheckOptions, console: Console) -> None:
-    rehearsal = rehearse_as_typed(options, options.launch)
+    rehearsal = rehearse_as_typed(options, replace(options.launch, follow_seconds=_FOLLOW_SECONDS))
     if options.parity and rehearsal.error is None:
         rehearsal = _with_parity(options, rehearsal, console)
     print_traceback(rehearsal, Console(stderr=True))

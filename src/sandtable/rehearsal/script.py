@@ -77,7 +77,7 @@ class LaunchOptions:
     launcher: Launcher | None = None
     store: CaptureStore | None = None
     num_epochs: int = 0
-    follow_seconds: float = 5.0
+    follow_seconds: float = 2.0
     runs_few: bool = True
 
 

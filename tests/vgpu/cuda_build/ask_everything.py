@@ -85,7 +85,6 @@ def refused() -> list[Callable[[], Any]]:
         lambda: torch.quantize_per_tensor(torch.randn(4, device="cuda"), 0.1, 0, torch.qint8).dequantize(),
         lambda: torch.nested.nested_tensor([torch.randn(2, device="cuda"), torch.randn(3, device="cuda")]) * 2,
         lambda: torch.eye(4).to_sparse_csr().cuda() @ torch.randn(4, 4, device="cuda"),
-        lambda: torch.randn(4, device="cuda").untyped_storage()._share_cuda_(),
         lambda: torch.cuda.utilization(),
         lambda: torch.cuda.tunable.get_validators(),
         lambda: torch.distributed._symmetric_memory.empty(4, device=torch.device("cuda")),

@@ -444,7 +444,9 @@ std::pair<std::vector<std::string>, std::vector<int64_t>> take_notes() {
   for (; num_taken < table.op.size(); ++num_taken) {
     size_t i = num_taken;
     bool is_message = table.agreed_bytes[i] == kPointToPoint;
-    int64_t size = is_message ? std::max(table.bytes_in[i], table.bytes_out[i]) : table.agreed_bytes[i];
+    // Hosts may receive a message into a longer buffer.
+    int64_t size_of_message = table.on_card[i] ? std::max(table.bytes_in[i], table.bytes_out[i]) : -1;
+    int64_t size = is_message ? size_of_message : table.agreed_bytes[i];
     const Line& line = lines[table.line[i] < lines.size() ? table.line[i] : 0];
     rows.insert(
         rows.end(), {table.group[i], table.seq[i], number(table.ops[table.op[i]]), number(table.dtypes[table.dtype[i]]),
@@ -683,6 +685,7 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   table.splits.push_back(call.has_splits() ? static_cast<uint32_t>(table.split_lists.size()) : 0);
   if (call.has_splits())
     table.split_lists.emplace_back(call.input_splits, call.output_splits);
+  table.on_card.push_back(issued.on_card);
   table.identity.push_back(identify(call, key));
   recorder.add(Kind::kCollective, row, stream_id, 0, place.phase, place.line);
   if (!issued.on_card || !follows_races())
@@ -758,6 +761,7 @@ uint32_t repeat_call(uint32_t row, uint16_t stream, std::unordered_map<uint32_t,
   for (auto* column : {&table.peer, &table.other, &table.tag})
     again(*column);
   again(table.identity);
+  again(table.on_card);
   for (auto* column : {&table.is_async, &table.reduce})
     again(*column);
   return static_cast<uint32_t>(table.op.size() - 1);

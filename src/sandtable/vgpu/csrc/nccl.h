@@ -23,6 +23,7 @@ struct CallTable {
   std::vector<int32_t> peer;
   std::vector<int32_t> other, tag; // not columns of the trace: the other global rank, or the root in the group; else -1
   std::vector<uint8_t> is_async, reduce;
+  std::vector<uint8_t> on_card; // not a column of the trace: whether cards or hosts talk
   std::vector<uint64_t> identity; // not a column of the trace: of what went in (identity.h)
   std::vector<std::string> ops, dtypes;
   std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> split_lists{{{}, {}}};
