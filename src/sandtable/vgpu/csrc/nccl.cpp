@@ -663,6 +663,7 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   if (call.op == "send")
     recorder.follow_waits(stream_id);
   const CallKey& key = issued.key;
+  Digest identity = identify(call, key); // before the lock: it may wait for Python's
   std::lock_guard<std::mutex> lock(table_mutex);
   CallTable& table = call_table();
   uint32_t row = static_cast<uint32_t>(table.op.size());
@@ -686,7 +687,7 @@ void VirtualGroup::record(const Call& call, Issued& issued) {
   if (call.has_splits())
     table.split_lists.emplace_back(call.input_splits, call.output_splits);
   table.on_card.push_back(issued.on_card);
-  table.identity.push_back(identify(call, key));
+  table.identity.push_back(identity);
   recorder.add(Kind::kCollective, row, stream_id, 0, place.phase, place.line);
   if (!issued.on_card || !follows_races())
     return;
