@@ -287,6 +287,7 @@ class Capture:
 
     def finish(self, stop_reason: str) -> RankRecords:
         """Stop recording and return the records."""
+        self._follower.end()
         self._core.set_recording(False)
         if self._values is not None:
             self._values.finish(self._settings.rank, [group.ranks for group in self._groups.own])

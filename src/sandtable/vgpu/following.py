@@ -40,6 +40,7 @@ class Follower:
         self._seconds = _EPOCH_SECONDS if num_epochs else seconds
         self._saved: dict[str, Any] = {}
         self._own_files: set[str] = set()
+        self._has_ended = False
 
     def is_worthwhile(self, step_seconds: float) -> bool:
         """Return whether steps of this duration can be followed for some way."""
@@ -58,6 +59,10 @@ class Follower:
         timer.start()
         return time.monotonic() + self._seconds
 
+    def end(self) -> None:
+        """Guard files no longer: what is written now is not the script's."""
+        self._has_ended = True
+
     def _save(self, thing: Any, file: Any, *args: Any, **options: Any) -> None:
         if isinstance(file, str | os.PathLike):
             self._saved[os.path.abspath(file)] = thing
@@ -71,7 +76,7 @@ class Follower:
         return load
 
     def _guard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or threading.current_thread() is not threading.main_thread():
+        if self._has_ended or event != "open" or threading.current_thread() is not threading.main_thread():
             return
         path, _, flags = arguments
         if not isinstance(path, str | bytes) or not isinstance(flags, int) or not flags & _WRITING:
