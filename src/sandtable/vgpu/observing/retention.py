@@ -158,8 +158,7 @@ def _sequence_number() -> int:
     """Return the number that the next function of autograd gets, about."""
     import torch
 
-    with torch.enable_grad():
-        return int(torch.zeros(1, requires_grad=True).mul(1).grad_fn._sequence_nr())  # type: ignore[union-attr]
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def _script_frames() -> list[FrameType]:
