@@ -36,4 +36,4 @@ def test_a_message_names_a_group_by_the_scripts_name_for_it_else_by_its_ranks() 
     registry.announce(0, GroupsMade.of([("world", (0, 1, 2, 3)), ("dp", (0, 2)), (UNNAMED_GROUP, (0, 1, 3))]))
     assert group_name(registry, 0) == "the world group (4 ranks)"
     assert group_name(registry, 1) == "group 'dp' (2 ranks)"
-    assert group_name(registry, 2) == "the group of ranks 0-1, 3"
+    assert group_name(registry, 2) == "the group of ranks 0, 1, 3"

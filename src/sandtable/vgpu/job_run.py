@@ -215,6 +215,8 @@ def _run_sessions(job: Job, ranks: RankStarter, listen: Listener, task: Callable
                 continue
             classes = session.wind_down(failure)
             error = session.explained(failure)
+            if isinstance(error, MismatchError):  # without what only the broker needs
+                error = MismatchError(*error.findings)
             if session.is_followed:  # every step that was to be captured was: the figures stand
                 notes = tuple(Note(finding.rule, finding.to_json()) for finding in error.findings)
                 error = None
