@@ -314,8 +314,15 @@ bool is_first_with(int group, int peer) {
 void receive_into(const CallKey& key, const Tensors& outputs, bool exchange) {
   Payload got = exchange ? wire().receive(key) : std::nullopt;
   Parts parts = got ? unpack(*got) : Parts();
-  for (size_t i = 0; i < outputs.size(); ++i)
-    assign(outputs[i], got ? parts.at(i) : unknown_part(outputs[i].scalar_type()));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& output = outputs[i];
+    Part part = got ? parts.at(i) : unknown_part(output.scalar_type());
+    bool is_shorter = part.bytes && output.is_cpu() && output.is_contiguous() && part.bytes->size() < output.nbytes();
+    if (is_shorter) // what lies behind stays
+      std::memcpy(output.mutable_data_ptr(), part.bytes->data(), part.bytes->size());
+    else
+      assign(output, part);
+  }
 }
 
 class VirtualWork final : public c10d::Work {
@@ -618,14 +625,17 @@ VirtualGroup::Issued VirtualGroup::number(const Call& call) {
   Issued issued;
   issued.on_card = first.defined() ? first.is_cuda() : options_->backend == "nccl";
   issued.device = first.defined() && first.is_cuda() ? first.device().index() : current_device();
+  uint32_t line = current_place().line; // before any lock: it may wait for Python's
   if (first.defined() && first.is_cuda() && options_->backend == "nccl") {
     std::lock_guard<std::mutex> lock(table_mutex);
-    line_of_device.emplace(issued.device, current_place().line);
+    line_of_device.emplace(issued.device, line);
   }
   bool point_to_point = call.peer >= 0;
   CallKey& key = issued.key;
   key = {index_, 0, call.op, first.defined() ? dtype_name(first.scalar_type()) : std::string(), call.agreed_bytes(),
-         current_place().line, -1, call.tag};
+         line, -1, call.tag};
+  if (point_to_point && !issued.on_card)
+    key.num_bytes = -1; // hosts may receive into a longer buffer
   if (point_to_point)
     key.peer = ranks_.empty() ? call.peer : static_cast<int>(ranks_[call.peer]);
   // Whether values are exchanged must be decided alike on every rank, so by what all agree on.
