@@ -40,7 +40,7 @@ Exit code 0: nothing as bad as --fail-on. 1: something is. 2: the command line i
 
   sandtable check --fail-on warning --sarif findings.sarif --nproc-per-node 8 train.py
 
-Silence a rule with --ignore, or on one line of the script with a comment: `# sandtable: ignore\\[deadlock]`.
+Silence a rule with --ignore, or on one line of the script with a comment: `# sandtable: ignore\\[host-read-in-loop]`.
 
 With --parity the script also runs for its numbers, small and on the CPU, with all ranks and with one: their gradients
 must agree.
@@ -49,7 +49,7 @@ must agree.
 
   sandtable check --rules
 
-  sandtable check --explain deadlock
+  sandtable check --explain gradients-not-reduced
 """
 
 
