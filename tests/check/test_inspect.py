@@ -4,10 +4,11 @@ from tests.engine.building import Script, make_trace
 from tests.trace.building import PAIRS, WORLD, make_rank
 
 from sandtable.check import ABOUT_FIGURES, RULES, inspect
+from sandtable.check.relations import at_line
 from sandtable.cluster import load
 from sandtable.engine import simulate
 from sandtable.findings import Finding, Severity
-from sandtable.trace import Group, Note, RunFacts, Trace
+from sandtable.trace import Group, Line, Note, RunFacts, Trace
 
 ALONE = Group("world", (0,))
 
@@ -103,3 +104,11 @@ def test_unequal_steps_are_noted_with_the_line_of_the_extra_work():
 def test_the_worst_finding_comes_first():
     notes = (Note("fewer steps", "rank 0 made 1 of 2"), Note("unsure classes", "a guess"))
     assert [finding.severity for finding in inspect(trace_with(*notes), None)] == [Severity.WARNING, Severity.NOTE]
+
+
+def test_evidence_says_what_one_rank_does_and_what_several_do() -> None:
+    place = Line("train.py", 3)
+    assert str(at_line((0,), "passes its batch on", place)) == "rank 0 passes its batch on at train.py:3"
+    assert str(at_line((0, 1), "passes its batch on", place)) == "ranks 0, 1 pass their batch on at train.py:3"
+    assert str(at_line((0, 1), "has no batch", place)) == "ranks 0, 1 have no batch at train.py:3"
+    assert str(at_line((0, 1), "updates", place)) == "ranks 0, 1 update at train.py:3"

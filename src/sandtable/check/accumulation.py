@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sandtable.check.cost import cost_text, severity_of
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import CallIdentity, EventKind, Line, Observations, ScriptEvent, Trace
@@ -46,14 +47,7 @@ def missing_no_sync(trace: Trace, timeline: Timeline | None) -> Iterator[Finding
     ]
     no_sync = next(trace.observations[rank].of_kind(EventKind.NO_SYNC), None)
     if no_sync is not None:
-        evidence.append(
-            Evidence(
-                ranks=ranks,
-                text="enter no_sync, but the forward pass ran outside of it",
-                file=no_sync.place.file,
-                line=no_sync.place.line,
-            )
-        )
+        evidence.append(at_line(ranks, "enters no_sync, but the forward pass ran outside of it", no_sync.place))
     yield Finding(
         rule="missing-no-sync",
         severity=Severity.NOTE if timeline is None else severity_of(timeline, saved),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sandtable.check.cost import cost_text, severity_of
+from sandtable.check.relations import at_line
 from sandtable.engine.breakdown import Breakdown
 from sandtable.engine.timeline import Timeline, axis_name
 from sandtable.findings import Evidence, Finding
@@ -77,7 +78,7 @@ def slow_link(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             f"{cost_text(timeline, exposed)}",
             ranks=group.ranks,
             evidence=tuple(
-                Evidence(ranks=group.ranks, text=f"call {count} times per step", file=place.file, line=place.line)
+                at_line(group.ranks, f"calls this {count} times per step", place)
                 for place, count in places.most_common(3)
             ),
             remedy='make this axis the innermost of the mesh, the last of init_device_mesh("cuda", (dp, tp)), so that '
@@ -102,9 +103,4 @@ def _work_of(view: RankView, timeline: Timeline) -> Iterator[Evidence]:
     for index in np.argsort(-counts, kind="stable")[:3].tolist():
         place = view.line(int(values[index]))
         if place.file:
-            yield Evidence(
-                ranks=view.rank_class.ranks,
-                text=f"run {int(counts[index]):,} operators per step",
-                file=place.file,
-                line=place.line,
-            )
+            yield at_line(view.rank_class.ranks, f"runs {int(counts[index]):,} operators per step", place)

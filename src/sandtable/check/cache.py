@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sandtable.check.cost import cost_text, severity_of
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import Kind, Line, RankView, Trace
@@ -40,14 +41,12 @@ def empty_cache_in_loop(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
             f"to the card in every step{cost}",
             ranks=tuple(ranks),
             evidence=(
-                Evidence(
-                    ranks=tuple(ranks),
-                    text=f"return {num_segments} segments ({format_bytes(num_bytes)}) per step, which are requested "
-                    "again"
+                at_line(
+                    ranks,
+                    f"returns {num_segments} segments ({format_bytes(num_bytes)}) per step, which are requested again"
                     if num_segments
-                    else "empty the cache in every step",
-                    file=place.file,
-                    line=place.line,
+                    else "empties the cache in every step",
+                    place,
                 ),
             ),
             remedy="remove torch.cuda.empty_cache() from the loop: it frees nothing that tensors hold; if memory is "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import DeviceUse, Observations, Trace
 from sandtable.units import format_bytes
 
@@ -41,7 +42,7 @@ def _duplicate(trace: Trace, node: int, device: int, calls: Sequence[tuple[int, 
     for place in dict.fromkeys(place for place, _ in places):
         users = tuple(sorted({rank for other, rank in places if other == place}))
         if place.file and len(users) > 1:
-            evidence.append(Evidence(ranks=users, text=f"use cuda:{device}", file=place.file, line=place.line))
+            evidence.append(at_line(users, f"uses cuda:{device}", place))
     return Finding(
         rule="all-ranks-on-one-device",
         severity=Severity.ERROR,
@@ -69,11 +70,10 @@ def checkpoint_on_one_card(trace: Trace, timeline: Timeline | None) -> Iterator[
     total = sum(num_bytes for *_, num_bytes in found) + _CONTEXT_BYTES * len(ranks)
     capacity = trace.rank(ranks[0]).memory.capacity_bytes
     evidence = {
-        read.place: Evidence(
-            ranks=tuple(other.rank for other, same, *_ in found if same.place == read.place),
-            text=f"read {format_bytes(num_bytes)} onto cuda:{card}",
-            file=read.place.file,
-            line=read.place.line,
+        read.place: at_line(
+            (other.rank for other, same, *_ in found if same.place == read.place),
+            f"reads {format_bytes(num_bytes)} onto cuda:{card}",
+            read.place,
         )
         for _, read, card, num_bytes in found
     }
@@ -113,12 +113,7 @@ def memory_on_another_card(trace: Trace, timeline: Timeline | None) -> Iterator[
         f"and each as much again as a context needs ({format_bytes(_CONTEXT_BYTES)})",
         ranks=ranks,
         evidence=tuple(
-            Evidence(
-                ranks=(rank,),
-                text=f"takes {format_bytes(use.num_bytes)} of cuda:{use.device}",
-                file=use.place.file,
-                line=use.place.line,
-            )
+            at_line((rank,), f"takes {format_bytes(use.num_bytes)} of cuda:{use.device}", use.place)
             for rank, use in found
         ),
         remedy='call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU',

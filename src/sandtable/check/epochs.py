@@ -6,9 +6,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
+from sandtable.check.relations import at_line
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Line, Observations, ScriptEvent, Trace
 
 __all__ = ["epoch_order", "sampler_shards"]
@@ -76,12 +77,7 @@ def _wrong_shards(trace: Trace, group: tuple[int, ...]) -> Iterator[Finding]:
         message=f"each rank of a data parallel group must read a part of the data of its own, {fault}",
         ranks=tuple(places),
         evidence=tuple(
-            Evidence(
-                ranks=tuple(ranks),
-                text=f"read part {replica} of {replicas}",
-                file=places[ranks[0]].facts["made"][0],
-                line=places[ranks[0]].facts["made"][1],
-            )
+            at_line(ranks, f"reads part {replica} of {replicas}", Line(*places[ranks[0]].facts["made"][:2]))
             for (replicas, replica), ranks in sorted(shards.items())
         ),
         remedy="let DistributedSampler take num_replicas and rank from the process group, or give it the size of the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import Line, Observations, TensorHolder, Trace
@@ -61,11 +62,11 @@ def _evidence(ranks: tuple[int, ...], holders: tuple[TensorHolder, ...], growth:
             text = f"keeps the graphs of earlier steps in {holder.name}"
         else:
             text = f"holds {holder.num_tensors} tensors in {holder.name}, more after each step"
-        yield Evidence(ranks=ranks, text=text, file=holder.place.file, line=holder.place.line)
+        yield at_line(ranks, text, holder.place)
     for place, num_bytes in sorted(growth.items(), key=lambda item: -item[1])[:3]:
         if num_bytes >= _LEAST_BYTES // 4 or not holders:
             text = f"makes {format_bytes(num_bytes)} per step that are not given back"
-            yield Evidence(ranks=ranks, text=text, file=place.file, line=place.line)
+            yield at_line(ranks, text, place)
 
 
 def _growth_by_line(seen: Observations) -> dict[Line, int]:

@@ -50,7 +50,7 @@ def _stale(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
             Sighting(text="makes the optimizer", place=made.get(optimizer, Line())),
             *(Sighting(text=text, place=place) for text, place in _replacements(observed, optimizer)),
             Sighting(
-                text=f"updates, but {names_of(observed, sorted(unheld))}, which get gradients, are not held",
+                text=f"updates without {names_of(observed, sorted(unheld))}, which get gradients",
                 place=steps[0].place,
             ),
         )

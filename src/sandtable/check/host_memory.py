@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import CheckpointRead, HostTensor, Trace
 from sandtable.units import GIB, format_bytes
 
@@ -56,7 +57,7 @@ def _tensors(trace: Trace) -> Iterator[Finding]:
             message=f"one copy of the data in host memory is enough, but all {on_node} ranks of a node keep the same "
             f"{format_bytes(tensor.num_bytes)} in {name}, {format_bytes(total)} together",
             ranks=ranks,
-            evidence=(Evidence(ranks=ranks, text=f"make {name}", file=tensor.place.file, line=tensor.place.line),),
+            evidence=(at_line(ranks, f"makes {name}", tensor.place),),
             remedy="let the ranks of a node share it (numpy.memmap, torch.load(mmap=True), tensors in shared memory), "
             "or read only the rank's own part",
         )
@@ -82,7 +83,7 @@ def _files(trace: Trace) -> Iterator[Finding]:
             message=f"one copy of a file in host memory is enough, but all {on_node} ranks of a node read "
             f"{format_bytes(reads[0][1].file_bytes)} each, {format_bytes(total)} together",
             ranks=ranks,
-            evidence=(Evidence(ranks=ranks, text=f"read {path}", file=place.file, line=place.line),),
+            evidence=(at_line(ranks, f"reads {path}", place),),
             remedy="read it with torch.load(path, mmap=True), so that ranks share the pages; or on one rank, and "
             "broadcast the weights (torch.distributed.checkpoint reads what each rank needs)",
         )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.check.cost import cost_text, saved_without, severity_of
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding
 from sandtable.trace import Kind, Line, RankClass, RankView, SyncKind, Trace
@@ -94,9 +95,4 @@ def _evidence(trace: Trace, timeline: Timeline, chosen: dict[int, npt.NDArray[np
                 seen.add(line)
                 place = view.line(line)
                 times = "once" if count == 1 else f"{count} times"
-                yield Evidence(
-                    ranks=view.rank_class.ranks,
-                    text=f"waits for the card {times} per step",
-                    file=place.file,
-                    line=place.line,
-                )
+                yield at_line(view.rank_class.ranks, f"waits for the card {times} per step", place)

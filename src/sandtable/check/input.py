@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import InputWait, Line, Trace
 from sandtable.units import format_seconds
 
@@ -45,14 +46,7 @@ def input_bound(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             f"takes {format_seconds(waiting / 1e9)} per step on this machine, beside a step of "
             f"{format_seconds(timeline.step_ns / 1e9)} on {timeline.cluster.name}",
             ranks=ranks,
-            evidence=(
-                Evidence(
-                    ranks=ranks,
-                    text=f"wait {format_seconds(per_batch / 1e9)} for a batch (num_workers=0)",
-                    file=place.file,
-                    line=place.line,
-                ),
-            ),
+            evidence=(at_line(ranks, f"waits {format_seconds(per_batch / 1e9)} for a batch (num_workers=0)", place),),
             remedy="make batches in workers, DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True), "
             "or prepare the data once and store it",
         )

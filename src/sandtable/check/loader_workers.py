@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from sandtable.check.relations import at_line
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Line, Observations, ScriptEvent, Trace
 
 __all__ = ["ranks_draw_alike", "workers_draw_alike", "workers_repeat_samples"]
@@ -78,7 +79,7 @@ def ranks_draw_alike(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
                 message=f"workers of several ranks draw the same random numbers ({name}), so random augmentations are "
                 "alike on all of them",
                 ranks=ranks,
-                evidence=(Evidence(ranks=ranks, text="start workers", file=place.file, line=place.line),),
+                evidence=(at_line(ranks, "starts workers", place),),
                 remedy="add the rank to the seed that the script sets before it makes the loader",
             )
             return

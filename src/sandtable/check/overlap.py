@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sandtable.check.cost import cost_text, severity_of
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding
 from sandtable.trace import Collective, EventKind, Kind, Line, Phase, RankView, Trace
@@ -95,11 +96,7 @@ def tiny_collectives(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
                 message=f"a collective takes some time however little it moves, but each step makes {len(same)} calls "
                 f"of {op} with {format_bytes(int(np.median(sizes)))} each, which take {cost_text(timeline, saved)}",
                 ranks=row.ranks,
-                evidence=(
-                    Evidence(
-                        ranks=row.ranks, text=f"call {op} {len(same)} times per step", file=place.file, line=place.line
-                    ),
-                ),
+                evidence=(at_line(row.ranks, f"calls {op} {len(same)} times per step", place),),
                 remedy="put the tensors into one buffer first (torch._utils._flatten_dense_tensors), or issue them in "
                 "one batch (dist._coalescing_manager); for gradients, use DistributedDataParallel",
             )
@@ -128,11 +125,11 @@ def _wrappings(trace: Trace, rank: int) -> Iterator[Evidence]:
     """Yield where DDP was told how large its buckets are."""
     seen = trace.observations.get(rank)
     for event in seen.of_kind(EventKind.WRAPPED) if seen is not None else ():
-        yield Evidence(ranks=(rank,), text="wraps the model", file=event.place.file, line=event.place.line)
+        yield at_line((rank,), "wraps the model", event.place)
 
 
 def _evidence(ranks: tuple[int, ...], counts: Counter[Line], reductions: _Reductions) -> Iterator[Evidence]:
     for place, count in counts.most_common(3):
         size = sum(call.bytes_in for call in reductions.late if call.line == place)
         times = "one call" if count == 1 else f"{count} calls"
-        yield Evidence(ranks=ranks, text=f"reduce {format_bytes(size)} in {times}", file=place.file, line=place.line)
+        yield at_line(ranks, f"reduces {format_bytes(size)} in {times}", place)

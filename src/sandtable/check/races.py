@@ -93,10 +93,10 @@ def _races(trace: Trace) -> Iterator[tuple[Race, tuple[int, ...]]]:
 def _evidence(race: Race, ranks: Iterable[int]) -> tuple[Evidence, ...]:
     ranks = tuple(ranks)
     return (
-        at_line(ranks, f"issue {race.earlier} on stream {race.earlier_stream}", race.earlier_place),
-        at_line(ranks, f"issue {race.later} on stream {race.later_stream}", race.later_place)
+        at_line(ranks, f"issues {race.earlier} on stream {race.earlier_stream}", race.earlier_place),
+        at_line(ranks, f"issues {race.later} on stream {race.later_stream}", race.later_place)
         if race.kind is not RaceKind.REUSED
-        else at_line(ranks, "take the memory again", race.later_place),
+        else at_line(ranks, "takes the memory again", race.later_place),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from sandtable.findings import Evidence
 from sandtable.trace import CallIdentity, EventKind, Line, Observations
 
-__all__ = ["RankFacts", "RankTable", "at_line"]
+__all__ = ["RankFacts", "RankTable", "at_line", "few_names"]
 
+_MOST_NAMES = 3
+_IRREGULAR = {"has": "have", "is": "are", "was": "were", "does": "do"}
 _FEW_BYTES = 64
 _MANY_BYTES = 1024
 """Collectives of fewer bytes carry losses, counts and flags, which ranks of all kinds share."""
@@ -108,5 +110,27 @@ class RankTable:
 
 
 def at_line(ranks: Iterable[int], text: str, place: Line) -> Evidence:
-    """Return the observation that these ranks did something on a line."""
-    return Evidence(ranks=tuple(ranks), text=text, file=place.file, line=place.line)
+    """Return the observation that these ranks did something on a line; `text` begins with a verb: "calls send"."""
+    members = tuple(ranks)
+    words = text if len(members) == 1 else _plural(text)
+    return Evidence(ranks=members, text=words, file=place.file, line=place.line)
+
+
+def few_names(names: Sequence[str]) -> str:
+    """Name a few things in words: `fc.weight, fc.bias and 4 more`."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _plural(text: str) -> str:
+    """Return what several ranks do: `puts its weight on the card` becomes `put their weight on the card`."""
+    verb, _, rest = text.partition(" ")
+    if verb in _IRREGULAR:
+        verb = _IRREGULAR[verb]
+    elif verb.endswith("ties"):
+        verb = verb.removesuffix("ies") + "y"
+    elif verb.endswith(("sses", "shes", "ches", "xes")):
+        verb = verb.removesuffix("es")
+    else:
+        verb = verb.removesuffix("s")
+    return f"{verb} {rest}".replace(" its ", " their ").rstrip()

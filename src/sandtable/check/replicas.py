@@ -13,14 +13,12 @@ from sandtable.check.parameter_copies import (
     replicas_of,
     trained_copies,
 )
-from sandtable.check.relations import RankTable, at_line
+from sandtable.check.relations import RankTable, at_line, few_names
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import EventKind, Line, Trace
 
 __all__ = ["gradients_not_reduced", "replicas_diverge", "replicas_start_different"]
-
-_MOST_NAMES = 3
 
 Copies = Sequence[ParameterCopy]
 
@@ -40,7 +38,7 @@ def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterato
             message=f"replicas of a parameter must start with the same numbers, but {_names(parameters)} "
             "differ between ranks that share their gradients, and so they always will",
             ranks=ranks,
-            evidence=(*_places(parameters[0]), *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "update it")),
+            evidence=(*_places(parameters[0]), *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "updates it")),
             remedy="give all replicas the same weights before the first step: broadcast those of one rank, wrap the "
             "model in DistributedDataParallel, or use the same seed on these ranks",
         )
@@ -57,8 +55,8 @@ def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[F
             ranks=ranks,
             evidence=(
                 *_reductions(trace, parameters[0]),
-                *_events(trace, ranks, EventKind.BACKWARD, "compute their gradients"),
-                *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "update their parameters"),
+                *_events(trace, ranks, EventKind.BACKWARD, "computes its gradients"),
+                *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "updates its parameters"),
             ),
             remedy="average the gradients over these ranks before the update: let the forward pass go through "
             "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG",
@@ -74,7 +72,7 @@ def replicas_diverge(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
             message=f"replicas must stay alike, but {_names(parameters)} become different though their gradients "
             "are the same: ranks update them differently",
             ranks=ranks,
-            evidence=tuple(_events(trace, ranks, EventKind.OPTIMIZER_STEP, "update their parameters")),
+            evidence=tuple(_events(trace, ranks, EventKind.OPTIMIZER_STEP, "updates its parameters")),
             remedy="give the optimizer the same settings and the same state on these ranks, and change parameters "
             "outside of it on all of them or on none",
         )
@@ -102,18 +100,16 @@ def _ranks(copies: Copies) -> tuple[int, ...]:
 
 
 def _names(parameters: Sequence[Copies]) -> str:
-    names = [copies[0].parameter.name for copies in parameters]
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    return few_names([copies[0].parameter.name for copies in parameters])
 
 
 def _places(copies: Copies) -> Iterator[Evidence]:
     """Yield where the ranks made and last wrote their copies, once for all that did so on the same line."""
     name = copies[0].parameter.name
     for members in grouped(copies, lambda copy: copy.parameter.place):
-        yield at_line(_ranks(members), f"put their {name} on the card", members[0].parameter.place)
+        yield at_line(_ranks(members), f"puts its {name} on the card", members[0].parameter.place)
     for members in grouped(copies, lambda copy: copy.parameter.written):
-        yield at_line(_ranks(members), f"write their {name} last before training", members[0].parameter.written)
+        yield at_line(_ranks(members), f"writes its {name} last before training", members[0].parameter.written)
 
 
 def _reductions(trace: Trace, copies: Copies) -> Iterator[Evidence]:
@@ -125,7 +121,7 @@ def _reductions(trace: Trace, copies: Copies) -> Iterator[Evidence]:
             if call.group in groups and call.reduce:
                 places.setdefault(call.place, (call.op, len(call.group), set()))[2].add(copy.rank)
     for place, (op, size, ranks) in places.items():
-        yield at_line(sorted(ranks), f"call {op} over a group of {size} ranks", place)
+        yield at_line(sorted(ranks), f"calls {op} over a group of {size} ranks", place)
 
 
 def _events(trace: Trace, ranks: Sequence[int], kind: EventKind, text: str) -> Iterator[Evidence]:

@@ -6,17 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sandtable.check.relations import at_line, few_names
 from sandtable.findings import Evidence
 from sandtable.trace import EventKind, Line, Observations, Trace
 
 __all__ = ["Sighting", "evidence_of", "is_equal_everywhere", "names_of", "places_where_made", "seen_together"]
 
-_MOST_NAMES = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """One thing that a rank did, and on which line."""
+    """One thing that a rank did ("calls ..."), and on which line."""
 
     text: str
     place: Line = field(default_factory=Line)
@@ -37,16 +36,12 @@ def seen_together(
 
 def evidence_of(ranks: tuple[int, ...], sightings: Sequence[Sighting]) -> tuple[Evidence, ...]:
     """Return sightings as the evidence of a finding."""
-    return tuple(
-        Evidence(ranks=ranks, text=seen.text, file=seen.place.file, line=seen.place.line) for seen in sightings
-    )
+    return tuple(at_line(ranks, seen.text, seen.place) for seen in sightings)
 
 
 def names_of(observed: Observations, parameters: Sequence[int]) -> str:
     """Name a few parameters in words: `fc.weight, fc.bias and 4 more`."""
-    names = [observed.parameters[index].name for index in parameters if 0 <= index < len(observed.parameters)]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return few_names([observed.parameters[index].name for index in parameters if 0 <= index < len(observed.parameters)])
 
 
 def places_where_made(observed: Observations) -> dict[int, Line]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sandtable.check.relations import at_line
 from sandtable.check.sightings import is_equal_everywhere
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, MeanLoss, Observations, Trace
 
 __all__ = ["batch_norm_not_shared", "unequal_targets"]
@@ -47,7 +48,7 @@ def batch_norm_not_shared(trace: Trace, timeline: Timeline | None) -> Iterator[F
                         message=f"{watched.name} is a mean over the samples of one rank, and DDP does not broadcast "
                         "buffers here, so each replica evaluates and is saved with statistics of its own",
                         ranks=group,
-                        evidence=(Evidence(ranks=group, text="wrap the model", file=place.file, line=place.line),),
+                        evidence=(at_line(group, "wraps the model", place),),
                         remedy="convert the model with torch.nn.SyncBatchNorm.convert_sync_batchnorm, leave "
                         "broadcast_buffers on, or average the buffers before evaluating and saving",
                     )
@@ -62,12 +63,7 @@ def _unequal(ranks: tuple[int, ...], together: tuple[MeanLoss, ...]) -> Finding:
         "of a rank, of which ranks have unequal numbers, and DDP then weighs all ranks alike",
         ranks=ranks,
         evidence=tuple(
-            Evidence(
-                ranks=(rank,),
-                text=f"averages over {loss.num_targets:,} targets",
-                file=loss.place.file,
-                line=loss.place.line,
-            )
+            at_line((rank,), f"averages over {loss.num_targets:,} targets", loss.place)
             for rank, loss in zip(ranks, together, strict=True)
         ),
         remedy="add up the losses (reduction='sum'), all-reduce the number of targets, and divide by its mean per rank",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from math import isclose, prod
 
 from sandtable.check.relations import RankFacts, RankTable, at_line
+from sandtable.check.sightings import names_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Observations, Trace
@@ -33,7 +34,7 @@ def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         copies = [_copies_in_steps(trace.observations[rank]) for rank in ranks]
         evidence = [_sum_evidence(ranks, calls[0])]
         for copy in copies[0][:_MOST_COPIES]:
-            evidence.append(at_line(ranks, "get the same numbers from the host", copy.place))
+            evidence.append(at_line(ranks, "gets the same numbers as the others from the host", copy.place))
         # Numbers that a script makes up may be meant to be equal, to measure speed for example; those of a loader not.
         has_loader = any(True for _ in trace.observations[ranks[0]].of_kind(EventKind.LOADER))
         yield Finding(
@@ -75,7 +76,7 @@ def reduced_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
                 message="gradients must be reduced over a group once, but those of "
                 f"{_parameters(trace, ranks[0], scale)} were reduced twice over a group of {len(again)} ranks",
                 ranks=ranks,
-                evidence=(*_reductions(trace, ranks[0], again), at_line(ranks, "update their parameters", scale.place)),
+                evidence=(*_reductions(trace, ranks[0], again), at_line(ranks, "updates its parameters", scale.place)),
                 remedy="leave one of the two out: DistributedDataParallel and FSDP have reduced the gradients when "
                 "backward() returns",
             )
@@ -97,7 +98,7 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
             message=f"gradients must be averaged over {count} ranks, but those of "
             f"{_parameters(trace, ranks[0], scale)} were summed: each update is {count} times as large as on one rank",
             ranks=ranks,
-            evidence=(*_reductions(trace, ranks[0], groups[0]), at_line(ranks, "update them", scale.place)),
+            evidence=(*_reductions(trace, ranks[0], groups[0]), at_line(ranks, "updates them", scale.place)),
             remedy="use ReduceOp.AVG, or divide the gradients (or the loss) by the number of ranks",
         )
 
@@ -115,7 +116,7 @@ def averaged_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]
                 message=f"gradients summed over {count} ranks must be divided by {count}, but those of "
                 f"{_parameters(trace, ranks[0], scale)} were divided by {1 / scale.factor:g}",
                 ranks=ranks,
-                evidence=(*_reductions(trace, ranks[0], scale.groups[0]), at_line(ranks, "update them", scale.place)),
+                evidence=(*_reductions(trace, ranks[0], scale.groups[0]), at_line(ranks, "updates them", scale.place)),
                 remedy="divide once: DistributedDataParallel, FSDP and ReduceOp.AVG average already",
             )
 
@@ -182,13 +183,12 @@ def _reductions(trace: Trace, rank: int, group: tuple[int, ...]) -> Iterator[Evi
     calls = [call for call in facts.observed.calls if (call.group or world) == group and call.reduce in _SUMS]
     ranks = sorted(set(group) & trace.observations.keys())
     for place, op in {call.place: call.op for call in calls if facts.is_of_gradients(call)}.items():
-        yield at_line(ranks, f"call {op} on gradients", place)
+        yield at_line(ranks, f"calls {op} on gradients", place)
 
 
 def _sum_evidence(ranks: tuple[int, ...], call: CallIdentity) -> Evidence:
-    return at_line(ranks, f"put the same numbers into {call.op}", call.place)
+    return at_line(ranks, f"puts the same numbers as the others into {call.op}", call.place)
 
 
 def _parameters(trace: Trace, rank: int, scale: GradientScale) -> str:
-    names = [trace.observations[rank].parameters[number].name for number in scale.parameters]
-    return names[0] if len(names) == 1 else f"{len(names)} parameters ({names[0]}, ...)"
+    return names_of(trace.observations[rank], scale.parameters)

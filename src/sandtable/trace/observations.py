@@ -79,7 +79,6 @@ class EventKind(StrEnum):
     MOVED = "moved"
     """A wrapper, or the module inside one, is moved or converted."""
     NO_SYNC = "no sync"
-    NO_SYNC_END = "no sync end"
     LOADER = "loader"
     """An iteration over a data loader begins; its facts are the loader's settings."""
     LOADER_END = "loader end"
@@ -90,8 +89,6 @@ class EventKind(StrEnum):
     """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
     WRITE = "write"
     SAVE = "save"
-    LOAD = "load"
-    SET_DEVICE = "set device"
     UNUSED_PARAMETERS = "unused parameters"
     """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
