@@ -23,7 +23,8 @@ _MOST_PARAMETERS = 20_000
 _MOST_CLIPS = 2
 _MOST_UPDATES = 8
 """Updates at which is noted whose gradients they use; what goes wrong does so from the start."""
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of names that wrappers put in."""
 
 
 class ParameterWatcher:
@@ -261,9 +262,7 @@ def _named_tensors(module: Module) -> Iterator[tuple[str, Module, Tensor, bool]]
 
 def _short(name: str) -> str:
     """Return the name without what wrappers put into it, so that it is the same before and after wrapping."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _watched(
