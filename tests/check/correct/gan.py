@@ -10,10 +10,6 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.manual_seed(0)
 
 
-def net():
-    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 8)).cuda()
-
-
 def batch(n=16):
     return (torch.randn(n, 64).cuda(), torch.randint(8, (n,)).cuda())
 

@@ -2,7 +2,6 @@
 
 import os, torch, torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("nccl")
 rank, size = (dist.get_rank(), dist.get_world_size())
