@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sandtable.pipeline_profile import LayerProfile
-from sandtable.plan import Chain, Level, partition, read_profile
+from sandtable.planner import Chain, Level, partition, read_profile
 from sandtable.units import GBIT_BYTES
 
 PROFILES = Path(__file__).parents[1] / "validation" / "profiles"

@@ -50,7 +50,7 @@ from sandtable.errors import SandtableError
 from sandtable.lab import Lab, LabPlan, missing
 from sandtable.methods.data import DataParallel
 from sandtable.methods.pipeline import PipeDream, Pipeline, cut, profile
-from sandtable.plan import Level, Partition, partition, read_profile
+from sandtable.planner import Level, Partition, partition, read_profile
 from sandtable.study.batches import Batches
 from sandtable.study.data import ImageSet, load_images
 from sandtable.study.worker_hosts import ENVIRONMENT

@@ -132,7 +132,7 @@ class StudyError(SandtableError):
 
 
 class PlanError(SandtableError):
-    """A model that cannot be split over the machines as requested."""
+    """A split of a model, or a search for launch parameters, that cannot be made as requested."""
 
 
 class ValidationSetError(SandtableError):

@@ -14,7 +14,7 @@ PipeDream's own profiler writes text, with one line per layer and one indented l
 Its times are milliseconds and its sizes bytes; a layer with several outputs lists them as [1.0; 2.0]. The node called
 Input is the data, which takes no computing.
 
-This module imports neither torch nor any room, so that both `sandtable.methods` and `sandtable.plan` can use it.
+This module imports neither torch nor any room, so that both `sandtable.methods` and `sandtable.planner` can use it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sandtable.cli import check, cluster, doctor, lab, pipeline, report, run, study, validate
+from sandtable.cli import check, cluster, doctor, lab, pipeline, plan, report, run, study, validate
 from sandtable.errors import SandtableError, ScriptError
 from sandtable.version import __version__
 
@@ -39,7 +39,7 @@ def _options(
     """Handle options that belong to no command."""
 
 
-for commands in (run, check, report, cluster, doctor, lab, study, pipeline, validate):
+for commands in (run, check, report, cluster, doctor, lab, study, pipeline, plan, validate):
     commands.register(app)
 
 

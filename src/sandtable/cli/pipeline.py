@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sandtable.errors import LaunchError, PlanError
 from sandtable.pipeline_profile import ProfileRequest
-from sandtable.plan import Level, partition, partition_json, predict_profile, print_partition, read_profile
+from sandtable.planner import Level, partition, partition_json, predict_profile, print_partition, read_profile
 from sandtable.report.profile import print_profile
 from sandtable.report.progress import TerminalListener
 from sandtable.units import parse_bytes, parse_rate

@@ -112,6 +112,11 @@ class Cluster:
             placement=placement,
         )
 
+    def with_memory(self, factor: float) -> "Cluster":
+        """Return the same cluster with `factor` times the memory on every device."""
+        groups = (replace(group, kind=_with_memory(group.kind, factor)) for group in self.groups)
+        return replace(self, groups=tuple(groups))
+
     def kind_of(self, node: int) -> NodeKind:
         """Return the kind of node number `node`."""
         first = 0
@@ -251,6 +256,10 @@ def _check_placement(cluster: Cluster) -> str:
         twice = next(node for node in order if order.count(node) > 1)
         return f"placement must name each node once, but names {twice} more than once; remove the second"
     return ""
+
+
+def _with_memory(kind: NodeKind, factor: float) -> NodeKind:
+    return replace(kind, device=replace(kind.device, memory_bytes=round(kind.device.memory_bytes * factor)))
 
 
 def _first_groups(groups: tuple[NodeGroup, ...], num_nodes: int) -> tuple[NodeGroup, ...]:

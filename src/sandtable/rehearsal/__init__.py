@@ -9,7 +9,7 @@ The command line, notebooks, searches and validation all go through here.
 
 from sandtable.rehearsal.calibration import calibrate
 from sandtable.rehearsal.rehearsal import Rehearsal, compare, load
-from sandtable.rehearsal.script import LaunchOptions, make_job, rehearse, rehearse_command
+from sandtable.rehearsal.script import LaunchOptions, make_job, rehearse, rehearse_command, resolve_command
 from sandtable.rehearsal.store import CaptureStore
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "make_job",
     "rehearse",
     "rehearse_command",
+    "resolve_command",
 ]

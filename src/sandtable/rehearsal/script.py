@@ -26,7 +26,7 @@ from sandtable.trace import Trace
 from sandtable.vgpu import CaptureResult, Job, Launcher, Limits, Routing, open_launcher
 from sandtable.vgpu.routing import BALANCED
 
-__all__ = ["LaunchOptions", "make_job", "rehearse", "rehearse_command"]
+__all__ = ["LaunchOptions", "ResolvedCommand", "make_job", "rehearse", "rehearse_command", "resolve_command"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +153,35 @@ def rehearse_command(
     All else is as for `rehearse`. Raises LaunchError also if the command or one of its options is not known.
     """
     words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    resolved = resolve_command(words, cluster=cluster, nodes=nodes, options=options or LaunchOptions())
+    return rehearse(
+        resolved.script,
+        *resolved.script_args,
+        cluster=cluster,
+        nodes=resolved.nodes,
+        steps=steps,
+        out=out,
+        inputs=inputs,
+        what_if=what_if,
+        options=resolved.options,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedCommand:
+    """What a launch command starts on a cluster: the arguments of `rehearse`."""
+
+    script: str
+    script_args: tuple[str, ...]
+    nodes: int
+    options: LaunchOptions
+
+
+def resolve_command(
+    words: Sequence[str], *, cluster: str | Path | Cluster, nodes: int | None, options: LaunchOptions
+) -> ResolvedCommand:
+    """Read a launch command, and fill in from the cluster what it leaves open."""
     plan = parse_command(words)
-    options = options or LaunchOptions()
     machines = cluster if isinstance(cluster, Cluster) else clusters.load(cluster)
     open_nodes = 1 if plan.is_plain else machines.num_nodes
     world = plan.world(
@@ -162,20 +189,15 @@ def rehearse_command(
         gpus_per_node=options.ranks_per_node or machines.gpus_per_node,
     )
     plan.require(world, num_nodes=nodes, ranks_per_node=options.ranks_per_node)
-    return rehearse(
-        plan.script,
-        *plan.script_args,
-        cluster=cluster,
+    return ResolvedCommand(
+        script=plan.script,
+        script_args=plan.script_args,
         nodes=world.num_nodes,
-        steps=steps,
-        out=out,
-        inputs=inputs,
-        what_if=what_if,
         options=replace(
             options,
             ranks_per_node=world.ranks_per_node,
             is_module=plan.is_module,
-            command=options.command or words,
+            command=options.command or tuple(words),
             environment=plan.environment,
         ),
     )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sandtable.errors import MethodError
 from sandtable.methods.pipeline import Profile, ProfileRequest, cut, make_input, measure_profile, profile, trace
-from sandtable.plan import Level, partition, read_profile
+from sandtable.planner import Level, partition, read_profile
 
 
 def test_the_layers_together_take_about_as_long_as_a_step(monkeypatch):

@@ -14,7 +14,7 @@ from sandtable.cli import app
 from sandtable.cluster import load
 from sandtable.engine import simulate
 from sandtable.errors import LaunchError, MethodError, ScriptError
-from sandtable.plan import read_profile
+from sandtable.planner import read_profile
 
 RUNNER = CliRunner()
 HERE = "tests.methods.pipeline.profiled"

@@ -6,8 +6,9 @@
         loss = pipeline.step(inputs, targets)
     pipeline.close()
 
-`trace` turns a model into a chain of layers and `profile` times each of them, so that `sandtable.plan.partitioner` can
-choose where to cut; `cut` makes the stage modules, and `Pipeline` trains them under one of the schedules.
+`trace` turns a model into a chain of layers and `profile` times each of them, so that
+`sandtable.planner.partitioner` can choose where to cut; `cut` makes the stage modules, and `Pipeline` trains them
+under one of the schedules.
 """
 
 from sandtable.methods.pipeline.cut import StageModule, TiedParameter, cut, tied_parameters

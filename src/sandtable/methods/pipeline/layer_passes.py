@@ -55,7 +55,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on the stream. On virtual GPUs `sandtable.plan` looks up their times, in the order of recording."""
+    """Events on the stream. On virtual GPUs `sandtable.planner` looks up their times, in the order of recording."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

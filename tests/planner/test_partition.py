@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sandtable.errors import PlanError
 from sandtable.pipeline_profile import LayerProfile, Profile
-from sandtable.plan import Chain, Level, partition
+from sandtable.planner import Chain, Level, partition
 
 GBIT = 1e9 / 8
 

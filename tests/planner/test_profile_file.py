@@ -6,8 +6,8 @@ import pytest
 
 from sandtable.errors import PlanError
 from sandtable.pipeline_profile import Profile
-from sandtable.plan import read_profile
-from sandtable.plan.predicted_profile import with_event_times
+from sandtable.planner import read_profile
+from sandtable.planner.predicted_profile import with_event_times
 
 LAYERS = [
     {"name": "conv", "kind": "Conv2d", "forward_s": 0.1, "backward_s": 0.2, "activation_bytes": 10, "weight_bytes": 1},

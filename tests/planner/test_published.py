@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandtable.plan import Level, partition, read_profile
+from sandtable.planner import Level, partition, read_profile
 from sandtable.units import GBIT_BYTES
 
 PROFILES = Path(__file__).parents[2] / "validation" / "profiles"

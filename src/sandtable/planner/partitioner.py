@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandtable.errors import PlanError
-from sandtable.plan.chain import Chain
+from sandtable.planner.chain import Chain
 
 __all__ = ["Level", "Partition", "Stage", "partition"]
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sandtable.plan.chain import Chain
-from sandtable.plan.partitioner import Level, Partition, Stage
+from sandtable.planner.chain import Chain
+from sandtable.planner.partitioner import Level, Partition, Stage
 from sandtable.units import GBIT_BYTES, format_bytes, format_seconds
 
 __all__ = ["partition_json", "print_partition"]
