@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sandtable.findings import Evidence, Finding, Severity
     from sandtable.kernel_cost import Kernel, cost
     from sandtable.lab import Lab
-    from sandtable.planner import Knob, Plan, SearchLimits, SearchSpace, partition, plan, read_profile
+    from sandtable.planner import Knob, Plan, SearchOptions, SearchSpace, partition, plan, read_profile
     from sandtable.rehearsal import (
         CaptureStore,
         LaunchOptions,
@@ -62,7 +62,7 @@ __all__ = [
     "Plan",
     "Rehearsal",
     "SandtableError",
-    "SearchLimits",
+    "SearchOptions",
     "SearchSpace",
     "Severity",
     "Summary",
@@ -104,7 +104,7 @@ _ROOM_OF = {
     "Plan": "planner",
     "Rehearsal": "rehearsal",
     "SandtableError": "errors",
-    "SearchLimits": "planner",
+    "SearchOptions": "planner",
     "SearchSpace": "planner",
     "Severity": "findings",
     "Summary": "report",

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
 
-from sandtable import SearchLimits, plan
+from sandtable import SearchOptions, plan
 from sandtable.cli import app
 from sandtable.errors import PlanError
 from sandtable.planner.search import SearchStarted, TrialEnded
@@ -67,7 +67,9 @@ class Heard:
 def test_configurations_are_ranked_rejected_with_the_reason_and_remembered(script):
     heard = Heard()
     space = {"width": [4096, 8192, 96, HUGE], "layers": [1, 2]}
-    result = plan(script, *WORDS, space=space, where=["width * layers <= 131072"], nodes=1, listen=heard)
+    result = plan(
+        script, *WORDS, space=space, where=["width * layers <= 131072"], nodes=1, search=SearchOptions(listen=heard)
+    )
     assert result.best is not None
     assert result.best.values == {"width": 4096, "layers": 1}
     assert [one.values["width"] for one in result.ranked] == [4096, 4096, 8192, 8192]
@@ -79,7 +81,7 @@ def test_configurations_are_ranked_rejected_with_the_reason_and_remembered(scrip
 
     again = Heard()
     wider = {"width": [4096, 8192], "layers": [1, 2, 3]}
-    second = plan(script, *WORDS, space=wider, nodes=1, listen=again)
+    second = plan(script, *WORDS, space=wider, nodes=1, search=SearchOptions(listen=again))
     assert {event.trial.name for event in again.ended if not event.is_known} == {
         "width=4096 layers=3",
         "width=8192 layers=3",
@@ -89,14 +91,14 @@ def test_configurations_are_ranked_rejected_with_the_reason_and_remembered(scrip
 
     Path(script).write_text(SCRIPT.replace("range(4)", "range(5)"))
     changed = Heard()
-    plan(script, *WORDS, space={"width": [4096], "layers": [1]}, nodes=1, listen=changed)
+    plan(script, *WORDS, space={"width": [4096], "layers": [1]}, nodes=1, search=SearchOptions(listen=changed))
     assert not changed.ended[0].is_known
 
 
 def test_several_jobs_find_the_same(script, tmp_path):
     space = {"width": [1024, 2048], "layers": [1, 2]}
-    one = plan(script, *WORDS, space=space, out=tmp_path / "one")
-    two = plan(script, *WORDS, space=space, out=tmp_path / "two", limits=SearchLimits(jobs=2))
+    one = plan(script, *WORDS, space=space, search=SearchOptions(out=tmp_path / "one"))
+    two = plan(script, *WORDS, space=space, search=SearchOptions(out=tmp_path / "two", jobs=2))
     assert [row.name for row in one.ranked] == [row.name for row in two.ranked]
     assert [row.figures.step_seconds for row in one.ranked] == [row.figures.step_seconds for row in two.ranked]
 
@@ -105,7 +107,7 @@ def test_where_nothing_fits_the_need_of_the_nearest_miss_is_found_out(script):
     result = plan(script, *WORDS, space={"width": [HUGE], "layers": [2, 1]})
     assert result.best is None
     assert [one.values["layers"] for one in result.too_large] == [1, 2]
-    needed = [one.outcome.needed_bytes for one in result.too_large]
+    needed = [one.outcome.needed_bytes or 0 for one in result.too_large]
     weights = 4 * HUGE * HUGE
     assert 2 * weights < needed[0] < 4 * weights  # with gradients, and DDP's buckets
     assert needed[1] > 1.9 * needed[0]
@@ -134,7 +136,7 @@ def test_the_command_line_prints_the_ranking_the_command_and_what_to_know(script
         (["train.py", "{width}", "{depth}"], {}, "got depth; give values with --try depth="),
         (["train.py", "{width}"], {"where": ["width > 9000"]}, "none of 1 meets 'width > 9000'"),
         (["train.py", "{width}"], {"where": ["width < dp"]}, "dp is none"),
-        (["train.py", "{width}"], {"objectives": ["speed"]}, "an objective must be one of time"),
+        (["train.py", "{width}"], {"search": SearchOptions(objectives=("speed",))}, "an objective must be one of time"),
         ([], {}, "needs a script"),
     ],
 )
@@ -160,13 +162,19 @@ def test_a_search_that_was_stopped_goes_on_and_leaves_nothing_running(script, tm
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     heard = Heard()
-    plan("train.py", "--width", "{width}", space={"width": [64, 128, 256, 512, 1024, 2048]}, listen=heard)
+    plan(
+        "train.py",
+        "--width",
+        "{width}",
+        space={"width": [64, 128, 256, 512, 1024, 2048]},
+        search=SearchOptions(listen=heard),
+    )
     assert any(event.is_known for event in heard.ended)
     assert len(heard.ended) == 6
 
 
 def test_a_worker_that_dies_costs_nothing_but_time(script, tmp_path):
-    killed = []
+    killed: list[int] = []
 
     def kill_a_worker(event):
         if isinstance(event, TrialEnded) and not killed:
@@ -175,6 +183,8 @@ def test_a_worker_that_dies_costs_nothing_but_time(script, tmp_path):
             killed.append(worker.pid)
             time.sleep(0.2)
 
-    result = plan(script, "--width", "{width}", space={"width": [64, 128, 256]}, listen=kill_a_worker)
+    result = plan(
+        script, "--width", "{width}", space={"width": [64, 128, 256]}, search=SearchOptions(listen=kill_a_worker)
+    )
     assert killed
     assert len(result.ranked) == 3

@@ -5,7 +5,7 @@ from typing import Any
 from sandtable.planner.objectives import parse_objective
 from sandtable.planner.ranking import Plan
 from sandtable.planner.search_space import Knob, SearchSpace
-from sandtable.planner.trial import Outcome, Trial, TrialFigures, TrialState, TrialTask
+from sandtable.planner.trial import Outcome, Trial, TrialFigures, TrialState
 
 GIB = 2**30
 
@@ -15,7 +15,7 @@ def trial(name: str, seconds: float = 1.0, *, gib: float = 8, capacity_gib: floa
     parts = figures.pop("parts", {"forward": seconds})
     return Trial(
         values={"x": name, **figures.pop("values", {})},
-        task=TrialTask(words=("train.py", name), cluster="dgx-a100", nodes=1),
+        command=("torchrun", "train.py", name),
         outcome=Outcome(
             state=TrialState.PRICED,
             figures=TrialFigures(
@@ -40,9 +40,8 @@ def failed(
 ) -> Trial:
     """Return a trial without figures."""
     needed = None if needed_gib is None else round(needed_gib * GIB)
-    task = TrialTask(words=("train.py", name), cluster="dgx-a100", nodes=1)
     outcome = Outcome(state=state, reason=reason, place="train.py:3", needed_bytes=needed)
-    return Trial(values={"x": name}, task=task, outcome=outcome)
+    return Trial(values={"x": name}, command=("torchrun", "train.py", name), outcome=outcome)
 
 
 def plan_of(*trials: Trial, objectives: tuple[str, ...] = ("time",), **fields: Any) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from sandtable.cli.options import Command
 from sandtable.launch import parse_nnodes, parse_nproc_per_node
-from sandtable.planner import Knob, SearchLimits, SearchSpace, plan, plan_data, print_plan
+from sandtable.planner import Knob, SearchOptions, SearchSpace, plan, plan_json, print_plan
 from sandtable.planner.plan_progress import PlanProgress
 from sandtable.rehearsal import LaunchOptions
 from sandtable.report import UserInputs, require_writable
@@ -107,12 +106,8 @@ def _plan(options: PlanOptions) -> None:
             options.script,
             *(options.args or ()),
             space=space,
-            settings=options.settings or (),
             cluster=options.cluster,
             nodes=None if options.nnodes is None else parse_nnodes(options.nnodes),
-            steps=options.steps,
-            objectives=options.objective or ("time",),
-            tokens_per_step=options.tokens_per_step,
             inputs=UserInputs(usd_per_gpu_hour=options.usd_per_gpu_hour),
             options=LaunchOptions(
                 ranks_per_node=None if per_node is None else parse_nproc_per_node(per_node),
@@ -120,14 +115,21 @@ def _plan(options: PlanOptions) -> None:
                 step_marker=options.step_marker,
                 command=("sandtable", *sys.argv[1:]),
             ),
-            limits=SearchLimits(
-                jobs=options.jobs, max_trials=options.trials, max_memory=options.max_memory, seed=options.seed
+            search=SearchOptions(
+                objectives=tuple(options.objective or ("time",)),
+                tokens_per_step=options.tokens_per_step,
+                settings=tuple(options.settings or ()),
+                steps=options.steps,
+                jobs=options.jobs,
+                max_trials=options.trials,
+                max_memory=options.max_memory,
+                seed=options.seed,
+                out=options.out,
+                listen=listen,
             ),
-            out=options.out,
-            listen=listen,
         )
     path = options.out / "plan.json"
-    path.write_text(json.dumps(plan_data(result), indent=1) + "\n", encoding="utf-8")
+    path.write_text(plan_json(result), encoding="utf-8")
     print_plan(result, console)
     report = f"   full rehearsal of the best {result.report}" if result.report else ""
     console.print(f"\nplan {path}{report}", style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 A search rehearses an unmodified script with many launch parameters, and ranks them:
 
     result = plan("train.py", "--tp", "{tp}", space={"tp": [1, 2, 4, 8]}, cluster="dgx-h100", nodes=2)
-    result.best.task.words
+    result.best.command
 
 The pipeline partitioner assigns layers to machines:
 
@@ -17,10 +17,10 @@ The pipeline partitioner assigns layers to machines:
 from sandtable.planner.chain import Chain, read_profile
 from sandtable.planner.partition_table import partition_json, print_partition
 from sandtable.planner.partitioner import Level, Partition, Stage, partition
-from sandtable.planner.plan_table import launch_command, plan_data, print_plan
+from sandtable.planner.plan_table import plan_json, print_plan
 from sandtable.planner.predicted_profile import predict_profile
 from sandtable.planner.ranking import Plan
-from sandtable.planner.search import SearchLimits, plan
+from sandtable.planner.search import SearchOptions, plan
 from sandtable.planner.search_space import Knob, SearchSpace
 from sandtable.planner.trial import Trial, TrialFigures
 
@@ -30,16 +30,15 @@ __all__ = [
     "Level",
     "Partition",
     "Plan",
-    "SearchLimits",
+    "SearchOptions",
     "SearchSpace",
     "Stage",
     "Trial",
     "TrialFigures",
-    "launch_command",
     "partition",
     "partition_json",
     "plan",
-    "plan_data",
+    "plan_json",
     "predict_profile",
     "print_partition",
     "print_plan",

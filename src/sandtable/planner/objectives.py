@@ -62,7 +62,7 @@ class TokenRate(Objective):
         return f"{format_count(round(-value))} tokens/s per GPU"
 
 
-class Cost(Objective):
+class DollarCost(Objective):
     """Dollars per step, or per million tokens where the tokens of a step are known."""
 
     name = "cost"
@@ -102,7 +102,7 @@ class NumGPUs(Objective):
 
 
 OBJECTIVES: dict[str, Objective] = {
-    objective.name: objective for objective in (StepTime(), TokenRate(), Cost(), Memory(), NumGPUs())
+    objective.name: objective for objective in (StepTime(), TokenRate(), DollarCost(), Memory(), NumGPUs())
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from typing import Any
@@ -10,26 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sandtable.launch import is_launch_command
 from sandtable.planner.ranking import Plan
 from sandtable.planner.trial import Outcome, Trial
 from sandtable.units import format_bytes, format_count, format_seconds
 
-__all__ = ["launch_command", "plan_data", "print_plan"]
+__all__ = ["plan_json", "print_plan"]
 
 _MOST_ROWS = 10
 _MOST_REASONS = 8
 _MOST_NOTES = 72
-
-
-def launch_command(trial: Trial) -> str:
-    """Return the command that starts the configuration on the cluster."""
-    words = trial.task.words
-    if trial.task.launch.is_module or not is_launch_command(words[0]):
-        gpus = trial.figures.num_gpus // (trial.task.nodes or 1)
-        module = ("-m",) if trial.task.launch.is_module else ()
-        words = ("torchrun", f"--nnodes={trial.task.nodes or 1}", f"--nproc-per-node={gpus}", *module, *words)
-    return shlex.join(words)
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -46,19 +36,19 @@ def print_plan(plan: Plan, console: Console) -> None:
     _print_reasons(plan, console)
     _print_notes(plan, console)
     console.print("\n[bold]launch[/bold]", highlight=False)
-    console.print(launch_command(plan.best), markup=False, highlight=False, soft_wrap=True)
+    console.print(shlex.join(plan.best.command), markup=False, highlight=False, soft_wrap=True)
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
-    """Return the whole plan as plain data, the content of plan.json."""
-    return {
+def plan_json(plan: Plan) -> str:
+    """Return the whole plan, the content of plan.json."""
+    data = {
         "schema": "sandtable-plan",
         "version": 1,
         "objectives": [objective.name for objective in plan.objectives],
         "knobs": {knob.name: list(knob.values) for knob in plan.space.knobs},
         "conditions": list(plan.space.conditions),
         "seconds": plan.seconds,
-        "command": None if plan.best is None else launch_command(plan.best),
+        "command": None if plan.best is None else shlex.join(plan.best.command),
         "ranked": [_trial_data(plan, trial) for trial in plan.ranked],
         "ties": [dict(trial.values) for trial in plan.ties],
         "front": [dict(trial.values) for trial in plan.front],
@@ -68,6 +58,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "num_untried": plan.num_untried,
         "ignored_knobs": list(plan.ignored_knobs),
     }
+    return json.dumps(data, indent=1) + "\n"
 
 
 def _trial_data(plan: Plan, trial: Trial) -> dict[str, Any]:
@@ -76,7 +67,7 @@ def _trial_data(plan: Plan, trial: Trial) -> dict[str, Any]:
     growth = [{"part": part.part, "seconds": part.seconds} for part in plan.growth(trial)]
     return {
         "values": dict(trial.values),
-        "command": launch_command(trial),
+        "command": shlex.join(trial.command),
         **data,
         "tokens_per_s_per_gpu": figures.tokens_per_s_per_gpu,
         "loses_by": growth,

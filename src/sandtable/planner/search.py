@@ -2,7 +2,7 @@
 
     result = plan("train.py", "--tp", "{tp}", "--micro-batch", "{mb}", cluster="dgx-h100", nodes=2,
                   space={"tp": [1, 2, 4, 8], "mb": [1, 2, 4]}, where=["tp * mb <= 16"])
-    result.best.figures.step_seconds, result.best.task.words
+    result.best.figures.step_seconds, result.best.command
 
 Each configuration is a command, and each command is rehearsed: what the script refuses, what does not fit and what
 deadlocks is rejected with the script's own reason. Outcomes are kept as they come, so an interrupted search goes on
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,14 +27,14 @@ from sandtable.planner.expression import Expression, Value
 from sandtable.planner.objectives import Objective, parse_objective
 from sandtable.planner.ranking import Plan
 from sandtable.planner.search_space import CLUSTER_KNOBS, Configuration, Knob, SearchSpace
-from sandtable.planner.trial import Outcome, Trial, TrialState, TrialTask
+from sandtable.planner.trial import Outcome, Trial, TrialState
 from sandtable.planner.trial_store import TrialStore
-from sandtable.planner.workers import Workers
+from sandtable.planner.workers import TrialTask, Workers
 from sandtable.rehearsal import CaptureStore, LaunchOptions, make_job, resolve_command
 from sandtable.report import UserInputs
 from sandtable.version import __version__
 
-__all__ = ["SearchLimits", "SearchStarted", "TrialEnded", "plan"]
+__all__ = ["SearchOptions", "SearchStarted", "TrialEnded", "plan"]
 
 STORE = "plan.db"
 BEST = "best"
@@ -44,27 +44,41 @@ _FACTS = ("world", "nodes", "cluster", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchLimits:
-    """How much a search may do.
+class SearchOptions:
+    """How to search, where the defaults do not fit.
 
     Args:
+        objectives: what to minimise, the most important first: time, throughput, cost, memory, gpus.
+        tokens_per_step: a number, or an expression over knobs.
+        settings: keys of files that the command names: "ds.json:zero_optimization.stage={zero}".
+        steps: optimizer steps to capture of each configuration.
         jobs: rehearsals at a time.
         max_trials: configurations to rehearse at most; where there are more, Optuna proposes which.
         max_memory: the share of a card that may be reserved.
         seed: of the proposals.
+        out: directory of the store that makes a search resumable, of the report, and of files with settings.
+        listen: receives SearchStarted and TrialEnded.
     """
 
+    objectives: tuple[str, ...] = ("time",)
+    tokens_per_step: str | int = ""
+    settings: tuple[str, ...] = ()
+    steps: int = 2
     jobs: int = 1
     max_trials: int = 200
     max_memory: float = 1.0
     seed: int = 0
+    out: str | Path = "sandtable-plan"
+    listen: Listener = ignore
 
     def __post_init__(self) -> None:
-        for name in ("jobs", "max_trials"):
+        for name in ("steps", "jobs", "max_trials"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} must be at least 1, but got {getattr(self, name)}; leave it out if unsure")
         if not 0 < self.max_memory <= 1:
             raise PlanError(f"max_memory must be a share of the card above 0, but got {self.max_memory}; try 0.95")
+        if not self.objectives:
+            raise PlanError("a search needs an objective, but got none; give one, such as time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,55 +102,34 @@ def plan(
     *words: str,
     space: Mapping[str, Sequence[Value]] | SearchSpace,
     where: Sequence[str] = (),
-    settings: Sequence[str] = (),
     cluster: str | Path = "dgx-a100",
     nodes: int | None = None,
-    steps: int = 2,
-    objectives: Sequence[str] = ("time",),
-    tokens_per_step: str | int = "",
     inputs: UserInputs | None = None,
     options: LaunchOptions | None = None,
-    limits: SearchLimits | None = None,
-    out: str | Path = "sandtable-plan",
-    listen: Listener = ignore,
+    search: SearchOptions | None = None,
 ) -> Plan:
     """Search the launch parameters of an unmodified script, and return all configurations, ranked.
 
-    Args:
-        words: a script and its arguments, or a launch command, with knobs in braces: "--tp", "{tp}".
-        space: the values of each knob. The knobs `nodes` and `cluster` are sandtable's own.
-        where: conditions over knobs and `world`, `nodes`, `gpus_per_node`, such as "tp * pp <= world".
-        settings: keys of files that the command names: "ds.json:zero_optimization.stage={zero}".
-        cluster: a name in the catalogue or a TOML file, unless it is a knob.
-        nodes: as for `rehearse`, unless it is a knob.
-        steps: optimizer steps to capture of each configuration.
-        objectives: what to minimise, the most important first: time, throughput, cost, memory, gpus.
-        tokens_per_step: a number, or an expression over knobs.
-        inputs: other facts that only the user knows, such as the price.
-        options: how to start the script, as for `rehearse`.
-        limits: how much to try, and how many at a time.
-        out: directory of the store that makes a search resumable, and of files that a configuration needs.
-        listen: receives SearchStarted and TrialEnded.
+    `words` are a script and its arguments, or a launch command, with knobs in braces: "--tp", "{tp}". `space` has the
+    values of each knob; the knobs `nodes` and `cluster` are sandtable's own, and take the place of the arguments of the
+    same name. `where` are conditions over knobs and the facts `world`, `nodes` and `gpus_per_node`, such as
+    "tp * pp <= world". All else is as for `rehearse`.
     """
     if not isinstance(space, SearchSpace):
         knobs = tuple(Knob(name, tuple(values)) for name, values in space.items())
         space = SearchSpace(knobs=knobs, conditions=tuple(where))
-    search = _Search(
-        template=CommandTemplate(words, tuple(map(FileSetting.parse, settings))),
+    search = search or SearchOptions()
+    task = _Search(
+        template=CommandTemplate(words, tuple(map(FileSetting.parse, search.settings))),
         space=space,
         cluster=str(cluster),
         nodes=nodes,
-        steps=steps,
-        objectives=tuple(map(parse_objective, objectives)),
-        tokens=Expression(str(tokens_per_step)) if tokens_per_step else None,
         inputs=inputs or UserInputs(),
-        options=options or LaunchOptions(),
-        limits=limits or SearchLimits(),
-        out=Path(out),
-        listen=listen,
+        launch=options or LaunchOptions(),
+        options=search,
     )
-    search.require_possible()
-    return search.run()
+    task.require_possible()
+    return task.run()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,21 +140,15 @@ class _Search:
     space: SearchSpace
     cluster: str
     nodes: int | None
-    steps: int
-    objectives: tuple[Objective, ...]
-    tokens: Expression | None
     inputs: UserInputs
-    options: LaunchOptions
-    limits: SearchLimits
-    out: Path
-    listen: Listener = field(repr=False)
+    launch: LaunchOptions
+    options: SearchOptions
 
     def require_possible(self) -> None:
         """Reject what cannot be searched, before anything starts."""
         if not self.template.words:
             raise PlanError("a search needs a script or a launch command; give one behind the options")
-        if not self.objectives:
-            raise PlanError("a search needs an objective, but got none; give one, such as time")
+        _ = self.objectives, self.tokens
         knobs = {knob.name for knob in self.space.knobs}
         used = self.template.names | set(CLUSTER_KNOBS)
         unused = sorted(knobs - used)
@@ -181,11 +168,11 @@ class _Search:
         """Rehearse what the limits allow, rank it, and rehearse the best in full."""
         start = time.perf_counter()
         possible, excluded = self._split()
-        store = TrialStore(self.out / STORE, self.space.knobs, seed=self.limits.seed)
+        store = TrialStore(self._out / STORE, self.space.knobs, seed=self.options.seed)
         trials: list[Trial] = []
-        num_trials = min(len(possible), self.limits.max_trials)
-        self.listen(SearchStarted(num_configurations=len(possible), num_trials=num_trials))
-        with Workers(self.limits.jobs) as workers:
+        num_trials = min(len(possible), self.options.max_trials)
+        self.options.listen(SearchStarted(num_configurations=len(possible), num_trials=num_trials))
+        with Workers(self.options.jobs) as workers:
             for (configuration, key, task), outcome in workers.run(self._tasks(possible, store, num_trials, trials)):
                 store.keep(key, configuration, outcome, self._value(outcome))
                 self._add(trials, configuration, task, outcome, is_known=False)
@@ -195,7 +182,7 @@ class _Search:
                 space=self.space,
                 excluded=tuple(excluded),
                 num_untried=len(possible) - len(trials),
-                max_memory=self.limits.max_memory,
+                max_memory=self.options.max_memory,
             )
             result = self._confirmed(result, workers) if result.best else self._with_needs(result, workers)
         return replace(result, seconds=time.perf_counter() - start)
@@ -204,11 +191,11 @@ class _Search:
         """Rehearse the best configuration in full; if that finds an error, the next one is the best."""
         while result.best is not None:
             best = result.best
-            self.listen(Noticed(text=f"rehearsing the best in full: {best.name}"))
-            task = replace(best.task, checks=True, out=str(self.out / BEST))
+            self.options.listen(Noticed(text=f"rehearsing the best in full: {best.name}"))
+            task = replace(self._task(_configuration(best)), checks=True, out=str(self._out / BEST))
             ((_, outcome),) = workers.run(iter([(best.name, task)]))
             if outcome.figures is not None:
-                return replace(result, report=str(self.out / BEST))
+                return replace(result, report=str(self._out / BEST))
             result = result.with_outcome(best, outcome)
         return result
 
@@ -216,8 +203,8 @@ class _Search:
         """Find out how much memory the configurations need, where none fits."""
         full = [trial for trial in result.too_large if trial.outcome.figures is None][:_MOST_NEEDS]
         if full:
-            self.listen(Noticed(text="no configuration fits: finding out how much memory they need"))
-        tasks = ((trial, replace(trial.task, memory_factor=_MUCH_MEMORY)) for trial in full)
+            self.options.listen(Noticed(text="no configuration fits: finding out how much memory they need"))
+        tasks = ((trial, replace(self._task(_configuration(trial)), memory_factor=_MUCH_MEMORY)) for trial in full)
         for trial, outcome in workers.run(tasks):
             if outcome.figures is not None:
                 needed = outcome.figures.memory_bytes
@@ -253,6 +240,8 @@ class _Search:
             key = self._key(task)
             outcome = store.find(key) if isinstance(key, str) else key
             if outcome is not None:
+                if isinstance(key, str):
+                    store.keep(key, configuration, outcome, self._value(outcome))
                 del waiting[configuration]
                 self._add(trials, configuration, task, outcome, is_known=True)
             else:
@@ -268,11 +257,11 @@ class _Search:
     def _add(
         self, trials: list[Trial], configuration: Configuration, task: TrialTask, outcome: Outcome, *, is_known: bool
     ) -> None:
-        trial = Trial(values=configuration.to_dict(), task=task, outcome=outcome)
+        trial = Trial(values=configuration.to_dict(), command=self._launch_command(task), outcome=outcome)
         trials.append(trial)
         priced = [one for one in trials if self._is_possible(one.outcome)]
         best = min(priced, key=lambda one: self.objectives[0].require(one.figures), default=None)
-        self.listen(TrialEnded(trial=trial, is_known=is_known, best=best))
+        self.options.listen(TrialEnded(trial=trial, is_known=is_known, best=best))
 
     def _value(self, outcome: Outcome) -> float | None:
         if outcome.figures is None or not self._is_possible(outcome):
@@ -281,26 +270,34 @@ class _Search:
 
     def _is_possible(self, outcome: Outcome) -> bool:
         figures = outcome.figures
-        return figures is not None and figures.memory_share <= self.limits.max_memory
+        return figures is not None and figures.memory_share <= self.options.max_memory
 
     def _task(self, configuration: Configuration) -> TrialTask:
         values = {**self._facts(configuration), **configuration.to_dict()}
         tokens = self.inputs.tokens_per_step if self.tokens is None else round(self.tokens.value(values))
         return TrialTask(
-            words=self.template.fill(values, directory=self.out / "settings"),
+            words=self.template.fill(values, directory=self._out / "settings"),
             cluster=str(values["cluster"]),
             nodes=int(nodes) if isinstance(nodes := values.get("nodes"), int | float) else None,
-            steps=self.steps,
+            steps=self.options.steps,
             inputs=replace(self.inputs, tokens_per_step=tokens),
-            launch=self.options,
+            launch=self.launch,
         )
+
+    def _launch_command(self, task: TrialTask) -> tuple[str, ...]:
+        """Return the command that starts a configuration on the cluster: a script is started by torchrun."""
+        if task.is_command:
+            return task.words
+        nodes, gpus = task.nodes or 1, self.launch.ranks_per_node or self._gpus_per_node[task.cluster]
+        module = ("-m",) if self.launch.is_module else ()
+        return ("torchrun", f"--nnodes={nodes}", f"--nproc-per-node={gpus}", *module, *task.words)
 
     def _facts(self, configuration: Configuration) -> dict[str, Value]:
         """Return what conditions and words may use besides the knobs."""
         values = configuration.to_dict()
         cluster = str(values.get("cluster", self.cluster))
         facts: dict[str, Value] = {"cluster": cluster}
-        gpus = self.options.ranks_per_node or self._gpus_per_node[cluster]
+        gpus = self.launch.ranks_per_node or self._gpus_per_node[cluster]
         facts["gpus_per_node"] = gpus
         nodes = values.get("nodes", self.nodes)
         if nodes is None and not self._is_command:
@@ -310,8 +307,23 @@ class _Search:
         return facts
 
     @cached_property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What to minimise."""
+        return tuple(map(parse_objective, self.options.objectives))
+
+    @cached_property
+    def tokens(self) -> Expression | None:
+        """The tokens of a step."""
+        text = str(self.options.tokens_per_step)
+        return Expression(text) if text else None
+
+    @property
+    def _out(self) -> Path:
+        return Path(self.options.out)
+
+    @cached_property
     def _is_command(self) -> bool:
-        return not self.options.is_module and is_launch_command(self.template.words[0])
+        return not self.launch.is_module and is_launch_command(self.template.words[0])
 
     @cached_property
     def _gpus_per_node(self) -> dict[str, int]:
@@ -333,3 +345,7 @@ class _Search:
             return Outcome(state=TrialState.REJECTED, reason=str(error))
         facts = (CaptureStore().path_of(job).stem, repr(machines), repr(task.inputs), __version__)
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
+
+
+def _configuration(trial: Trial) -> Configuration:
+    return Configuration(tuple(trial.values.items()))

@@ -7,9 +7,10 @@ there are more configurations than a search may try.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,43 @@ from sandtable.planner.trial import Outcome
 
 __all__ = ["TrialStore"]
 
-_STUDY = "sandtable"
 _WORST = float("inf")
 
 
 class TrialStore:
-    """Outcomes by key. `knobs` and `seed` are for proposals."""
+    """Outcomes by key. `knobs` and `seed` are for proposals.
+
+    A study has one set of values per knob, so a search with other values has a study of its own in the same file.
+    """
 
     def __init__(self, path: Path, knobs: Sequence[Knob], *, seed: int = 0) -> None:
         self._optuna = _optuna()
         path.parent.mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{path}"
         self._study = self._optuna.create_study(
-            study_name=_STUDY,
-            storage=f"sqlite:///{path}",
+            study_name=_study_name(knobs),
+            storage=storage,
             load_if_exists=True,
             sampler=self._optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
         )
         self._distributions = {
             knob.name: self._optuna.distributions.CategoricalDistribution(knob.values) for knob in knobs
         }
-        self._outcomes = {
-            trial.user_attrs["key"]: Outcome.from_dict(json.loads(trial.user_attrs["outcome"]))
-            for trial in self._study.get_trials(deepcopy=False)
-            if "outcome" in trial.user_attrs
-        }
+        names = self._optuna.get_all_study_names(storage)
+        studies = [self._optuna.load_study(study_name=name, storage=storage) for name in names]
+        self._outcomes = {key: outcome for study in studies for key, outcome in _outcomes(study)}
+        self._own_keys = {key for key, _ in _outcomes(self._study)}
 
     def find(self, key: str) -> Outcome | None:
-        """Return the outcome under this key, if there is one."""
+        """Return the outcome under this key, if there is one, also of a search with other values."""
         return self._outcomes.get(key)
 
     def keep(self, key: str, configuration: Configuration, outcome: Outcome, value: float | None) -> None:
         """Keep an outcome; `value` is what the search minimises, None for a configuration without figures."""
         self._outcomes[key] = outcome
+        if key in self._own_keys:
+            return
+        self._own_keys.add(key)
         trial = self._optuna.trial.create_trial(
             params=configuration.to_dict(),
             distributions=self._distributions,
@@ -65,6 +71,17 @@ class TrialStore:
         wanted = trial.params
         self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return max(candidates, key=lambda one: sum(wanted[name] == value for name, value in one.values))
+
+
+def _study_name(knobs: Sequence[Knob]) -> str:
+    text = "; ".join(f"{knob.name}={knob.values!r}" for knob in knobs)
+    return f"sandtable-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _outcomes(study: Any) -> Iterator[tuple[str, Outcome]]:
+    for trial in study.get_trials(deepcopy=False):
+        if "outcome" in trial.user_attrs:
+            yield trial.user_attrs["key"], Outcome.from_dict(json.loads(trial.user_attrs["outcome"]))
 
 
 def _optuna() -> Any:

@@ -14,24 +14,57 @@ import multiprocessing
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TypeVar
 
-from sandtable.errors import SandtableError
-from sandtable.planner.trial import Outcome, TrialState, TrialTask, run_trial
+from sandtable import cluster as clusters
+from sandtable.errors import LaunchError, SandtableError
+from sandtable.findings import Finding, Severity
+from sandtable.launch import is_launch_command
+from sandtable.planner.trial import Outcome, TrialFigures, TrialState
+from sandtable.rehearsal import LaunchOptions, Rehearsal, rehearse, rehearse_command
+from sandtable.report import Summary, UserInputs
+from sandtable.report.times import PARTS, Parts
 from sandtable.vgpu import Launcher
 from sandtable.vgpu.launcher import use_launcher
 
-__all__ = ["Workers"]
+__all__ = ["TrialTask", "Workers", "run_trial"]
 
 Key = TypeVar("Key")
 
 _DEATHS_PER_TASK = 2
 _END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTask:
+    """What a worker needs to rehearse a configuration: plain data, which can go to another process or machine.
+
+    With `checks` the rehearsal is a full one, with all rules, and saved in `out`. With `memory_factor` cards have so
+    many times their memory, which shows how much a configuration needs that does not fit.
+    """
+
+    words: tuple[str, ...]
+    cluster: str
+    nodes: int | None = None
+    steps: int = 3
+    inputs: UserInputs = field(default_factory=UserInputs)
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    checks: bool = False
+    out: str | None = None
+    memory_factor: float = 1.0
+
+    @property
+    def is_command(self) -> bool:
+        """Whether the words are a launch command, and not a script with its arguments."""
+        return not self.launch.is_module and is_launch_command(self.words[0])
 
 
 class Workers:
@@ -151,3 +184,76 @@ def _answer(rehearse: Callable[[], Outcome]) -> Outcome | SandtableError:
 
 def _raise_exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def run_trial(task: TrialTask) -> Outcome:
+    """Rehearse a configuration and return what came of it. A script that fails is an outcome, too."""
+    start = time.perf_counter()
+    try:
+        outcome = _outcome(_rehearse(task))
+    except LaunchError as error:  # the launcher itself refuses these numbers
+        outcome = Outcome(state=TrialState.REJECTED, reason=str(error))
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _rehearse(task: TrialTask) -> Rehearsal:
+    start = partial(rehearse_command, task.words) if task.is_command else partial(rehearse, *task.words)
+    is_larger = task.memory_factor != 1
+    return start(
+        cluster=clusters.load(task.cluster).with_memory(task.memory_factor) if is_larger else task.cluster,
+        nodes=task.nodes if task.is_command else task.nodes or 1,
+        steps=task.steps,
+        inputs=task.inputs,
+        options=task.launch if task.checks else replace(task.launch, checks=False, runs_few=False),
+        out=task.out,
+    )
+
+
+def _outcome(run: Rehearsal) -> Outcome:
+    worst = next((finding for finding in run.findings if finding.severity is Severity.ERROR), None)
+    if worst is not None:
+        is_full = worst.rule == "out-of-memory"
+        state = TrialState.OUT_OF_MEMORY if is_full else TrialState.REJECTED
+        return Outcome(state=state, reason=_reason(worst), place=_place(worst))
+    error: SandtableError | None = run.error
+    if error is not None or not run.has_time:
+        return Outcome(state=TrialState.REJECTED, reason=str(error or "the run has no step time"))
+    return Outcome(state=TrialState.PRICED, figures=_figures(run.summary))
+
+
+def _reason(finding: Finding) -> str:
+    """Return what a script said when it gave up, or what the finding says."""
+    if finding.evidence and finding.rule in ("script-error", "rank-raised", "out-of-memory"):
+        return finding.evidence[0].text.removeprefix("raised ")
+    return finding.message
+
+
+def _place(finding: Finding) -> str:
+    return finding.evidence[0].place if finding.evidence else ""
+
+
+def _figures(summary: Summary) -> TrialFigures:
+    timing = summary.require_timing()
+    fullest = max(summary.memory, key=lambda rank_class: rank_class.use.peak_reserved_bytes)
+    parts = timing.breakdown.mean.parts
+    throughput = timing.throughput
+    return TrialFigures(
+        step_seconds=timing.step_seconds,
+        num_gpus=summary.world_size,
+        memory_bytes=fullest.use.peak_reserved_bytes,
+        capacity_bytes=fullest.use.capacity_bytes,
+        mfu=timing.efficiency.mfu,
+        mfu_dtype=timing.efficiency.dtype,
+        model_flops=timing.efficiency.model_flops,
+        parts=_flat(parts),
+        tokens_per_step=None if throughput is None else throughput.tokens_per_step,
+        usd_per_step=timing.cost.usd_per_step,
+        num_captured=len(summary.capture.captured_ranks),
+    )
+
+
+def _flat(parts: Parts) -> dict[str, float]:
+    """Return the parts as one table; communication has one row per axis."""
+    flat = {name: getattr(parts, name) for name in (*PARTS, "other") if name != "communication"}
+    flat |= {f"communication {axis}": seconds for axis, seconds in parts.communication.items()}
+    return {name: seconds for name, seconds in flat.items() if seconds}
