@@ -199,6 +199,22 @@ def test_the_logging_rank_becomes_a_class_of_its_own(write):
     assert len(trace.captured_ranks) <= 9
 
 
+def test_of_many_samples_only_the_first_are_followed_after_the_captured_steps(write, tmp_path):
+    script = write("""
+    dist.init()
+    dist.do(rank)
+    if dist.settings.follow_seconds:
+        open(os.path.join(sys.argv[1], str(rank)), "w").close()
+    while True: dist.step()
+    """)
+    for name, options in {"time": {}, "epochs": {"num_epochs": 1}}.items():
+        (tmp_path / name).mkdir()
+        launch(job(script, tmp_path / name, world=128, num_steps=2, follow_seconds=2.0, **options))
+    followed = {name: len(list((tmp_path / name).iterdir())) for name in ("time", "epochs")}
+    assert followed["time"] == 9  # the primary and eight samples
+    assert followed["epochs"] > 9
+
+
 def test_ranks_named_one_by_one_are_run_alone(write):
     trace = launch(job(write("dist.init(); dist.gather(0, b'x')"), world=8, ranks=(1, 5)))
     assert trace.captured_ranks == (1, 5)

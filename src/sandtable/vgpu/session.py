@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +57,9 @@ _MAX_STARTING = 8
 
 _WHOLE_GROUP = 32
 """A group of at most this many ranks, two of which talk point to point, is a pipeline or a ring: all of it runs."""
+
+_FOLLOWED_SAMPLES = 8
+"""So many samples are followed after the captured steps: they run one after another, so following all would add up."""
 
 _FAILURE_SECONDS = 2.0
 """When the script has failed on a rank, how long others have to fail, to end, or to wait for it."""
@@ -150,6 +154,7 @@ class Session:
         self._samples: deque[int] = deque()
         self._to_start: deque[tuple[int, bool]] = deque()
         self._num_starting = 0
+        self._num_samples = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(client.control, selectors.EVENT_READ, self._on_fork_server)
         self._known_stand_ins: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
@@ -351,12 +356,20 @@ class Session:
         process = RankProcess(rank, self._listen, is_sample=not is_primary, is_hidden=is_hidden)
         self._live[rank] = process
         self._num_starting += 1
-        self._client.start(self._task(rank), process.far_ends)
+        self._client.start(self._task_of(rank, is_sample=process.is_sample), process.far_ends)
         process.close_far_ends()
         self._selector.register(process.channel, selectors.EVENT_READ, lambda: self._on_rank(process))
         for pipe in (process.out, process.err):
             self._selector.register(pipe, selectors.EVENT_READ, self._reader(process, pipe))
         self._listen(RankStarted(rank=rank, is_sample=process.is_sample))
+
+    def _task_of(self, rank: int, *, is_sample: bool) -> RankTask:
+        """Return the task of a rank that starts: primaries follow the script side by side, samples only at first."""
+        task = self._task(rank)
+        self._num_samples += is_sample
+        if not is_sample or self._job.num_epochs or self._num_samples <= _FOLLOWED_SAMPLES:
+            return task
+        return replace(task, settings=replace(task.settings, follow_seconds=0.0))
 
     # ---- the event loop ----
 
