@@ -25,7 +25,7 @@ from sandtable.vgpu.routing import Routing
 __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
 
-MOST_FEW_RANKS = 16
+MOST_FEW_RANKS = 64
 """Worlds of at most this many ranks are small enough for all of them to run."""
 
 
