@@ -24,7 +24,7 @@ _SHORT_SECONDS = 0.5
 
 
 class HostTime(NamedTuple):
-    """Seconds since the rank began: worked by its processor, and slept; and the line of its last sleep that was not short."""
+    """Seconds since the rank began: worked by its processor, and slept; and the line of its last long sleep."""
 
     worked: float = 0.0
     slept: float = 0.0

@@ -292,7 +292,13 @@ class Session:
         job = self._job
         if job.ranks != "auto" or job.is_module or job.may_run_all or not job.limits.max_samples:
             return False
-        named = named_ranks(job.script, world_size=job.world_size, ranks_per_node=job.nproc_per_node)
+        axes = [family for family in self.registry.families() if 1 < family.size < job.world_size]
+        named = named_ranks(
+            job.script,
+            world_size=job.world_size,
+            ranks_per_node=job.nproc_per_node,
+            positions=[family.positions(job.world_size) for family in axes],
+        )
         samples = [rank for rank in named if rank not in self._known]
         self._samples.extend(samples)
         return bool(samples)
