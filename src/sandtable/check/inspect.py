@@ -22,6 +22,7 @@ from sandtable.check.clipping import (
     clip_per_micro_batch,
     clip_without_effect,
 )
+from sandtable.check.decisions import unshared_decision
 from sandtable.check.epochs import epoch_order, sampler_shards
 from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
@@ -114,6 +115,7 @@ RULES: dict[str, Rule] = {
     "unequal-steps": unequal_steps,
     "unequal-targets": unequal_targets,
     "unoverlapped-buckets": unoverlapped_buckets,
+    "unshared-decision": unshared_decision,
     "unsure-classes": unsure_classes,
     "workers-draw-alike": workers_draw_alike,
     "workers-repeat-samples": workers_repeat_samples,

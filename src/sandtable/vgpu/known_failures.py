@@ -56,7 +56,7 @@ _BY_MESSAGE: tuple[tuple[str, KnownFailure], ...] = (
             rule="wrong-device-index",
             because="GPUs are numbered from 0 on every node",
             remedy='choose the GPU by the rank within the node, int(os.environ["LOCAL_RANK"]), not by the rank in '
-            "the job",
+            "the job; and start no more ranks per node than it has GPUs and CUDA_VISIBLE_DEVICES shows",
         ),
     ),
     (
