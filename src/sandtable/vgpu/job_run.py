@@ -26,7 +26,7 @@ __all__ = ["FinishedSession", "run_job"]
 
 _MAX_ATTEMPTS = 3
 
-_FEW_OWN_RANKS = 4
+_FEW_OWN_RANKS = 8
 """So many ranks that the script starts itself all run."""
 
 _FEW_SECONDS = 10.0
