@@ -166,6 +166,18 @@ def test_a_module_runs_like_python_dash_m(write, tmp_path, monkeypatch):
     assert seen.texts == ["module __main__ ['a'] True"]
 
 
+def test_few_ranks_all_run_where_they_cost_little(write):
+    script = write("""
+    dist.init(); dist.gather(0, b'x')
+    if rank == 20 + 3:
+        raise ValueError("odd")
+    while True: dist.step()
+    """)
+    launch(job(script, world=24, num_steps=2))
+    with pytest.raises(ScriptError, match="odd"):
+        launch(job(script, world=24, num_steps=2, few_ranks=24))
+
+
 def test_equal_ranks_are_captured_once_and_checked_by_one_sample(write):
     script = write("dist.init(); dist.gather(0, b'x'); dist.do(7)\nwhile True: dist.step()")
     trace = launch(job(script, world=16, num_steps=2))

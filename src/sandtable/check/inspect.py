@@ -9,7 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from sandtable.check.accumulation import missing_no_sync
 from sandtable.check.balance import slow_link, slow_stage
 from sandtable.check.cache import empty_cache_in_loop, fragmentation
-from sandtable.check.cards import all_ranks_on_one_device, checkpoint_on_one_card, memory_on_another_card
+from sandtable.check.cards import (
+    all_ranks_on_one_device,
+    checkpoint_on_one_card,
+    memory_on_another_card,
+    wrong_device_ids,
+)
 from sandtable.check.checkpoints import checkpoint_read_too_early, checkpoint_written_by_all
 from sandtable.check.clipping import (
     clip_before_unscale,
@@ -17,6 +22,7 @@ from sandtable.check.clipping import (
     clip_per_micro_batch,
     clip_without_effect,
 )
+from sandtable.check.decisions import unshared_decision
 from sandtable.check.epochs import epoch_order, sampler_shards
 from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
@@ -109,9 +115,11 @@ RULES: dict[str, Rule] = {
     "unequal-steps": unequal_steps,
     "unequal-targets": unequal_targets,
     "unoverlapped-buckets": unoverlapped_buckets,
+    "unshared-decision": unshared_decision,
     "unsure-classes": unsure_classes,
     "workers-draw-alike": workers_draw_alike,
     "workers-repeat-samples": workers_repeat_samples,
+    "wrong-device-ids": wrong_device_ids,
     **MEETING_RULES,
 }
 

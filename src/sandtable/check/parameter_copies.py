@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sandtable.check.relations import RankTable
-from sandtable.trace import Observations, Trace, WatchedParameter
+from sandtable.trace import CallIdentity, EventKind, Observations, Trace, WatchedParameter
 
 __all__ = ["Numbers", "ParameterCopy", "are_different", "first_difference", "grouped", "replicas_of", "trained_copies"]
 
@@ -66,11 +66,32 @@ def replicas_of(trace: Trace) -> Iterator[list[ParameterCopy]]:
     """Yield the copies of each parameter that start alike, on ranks that are replicas of each other."""
     every = trained_copies(trace)
     relations = _Relations(trace, every)
+    received = {rank: _received_from_wrappers(trace, rank) for rank in trace.observations}
     for copies in every:
-        for members in grouped(copies, lambda copy: copy.values[0].outline):
+        for members in grouped(copies, lambda copy: (copy.values[0].outline, received.get(copy.rank))):
             replicas = [copy for copy in members if relations.are_replicas(members[0], copy)]
             if len(replicas) > 1 and members[0].values[0].are_known:
                 yield replicas
+
+
+def _received_from_wrappers(trace: Trace, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return what the first rank of each group gave out where DDP was made over a part of the ranks.
+
+    The outline of what was broadcast does not say what that was, and teams of ranks may train models of their own.
+    """
+    observed = trace.observations[rank]
+    places = {(event.place.file, event.place.line) for event in observed.of_kind(EventKind.WRAPPED)}
+    groups = dict.fromkeys(call.group for call in observed.calls if _is_made(call, places) and call.group)
+    roots = {group: trace.observations.get(group[0]) for group in groups}
+    return tuple(
+        tuple(call.identity for call in root.calls if _is_made(call, places) and call.group == group)
+        for group, root in roots.items()
+        if root is not None
+    )
+
+
+def _is_made(call: CallIdentity, places: set[tuple[str, int]]) -> bool:
+    return call.op == "broadcast" and (call.place.file, call.place.line) in places
 
 
 def first_difference(copies: Sequence[ParameterCopy], table: RankTable) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import Line, Race, RaceKind, Trace
+from sandtable.trace import EventKind, Line, Race, RaceKind, Trace
 
 __all__ = ["memory_reused_early", "overwritten_while_sent", "stream_race", "unawaited_collective"]
 
@@ -51,7 +51,7 @@ def overwritten_while_sent(trace: Trace, timeline: Timeline | None) -> Iterator[
 def stream_race(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report tensors that two streams use without an order between them."""
     for race, ranks in _races(trace):
-        if not race.is_earlier_call and race.kind is not RaceKind.REUSED:
+        if not race.is_earlier_call and race.kind is not RaceKind.REUSED and not _is_of_wrapping(trace, race, ranks[0]):
             yield Finding(
                 rule="stream-race",
                 severity=Severity.ERROR,
@@ -88,6 +88,19 @@ def _races(trace: Trace) -> Iterator[tuple[Race, tuple[int, ...]]]:
             found[race.earlier_place, race.later_place].setdefault(rank, race)
     for races in found.values():
         yield next(iter(races.values())), tuple(races)
+
+
+def _is_of_wrapping(trace: Trace, race: Race, rank: int) -> bool:
+    """Return whether the earlier kernel is a copy of the weights that DDP broadcasts when it is made.
+
+    Lightning makes DDP on a stream of its own, which nobody waits for. The first forward pass comes long after, and no
+    line of the script could change it.
+    """
+    place = race.earlier_place
+    wrapped = trace.observations[rank].of_kind(EventKind.WRAPPED)
+    return race.earlier.endswith("copy_") and any(
+        (event.place.file, event.place.line) == (place.file, place.line) for event in wrapped
+    )
 
 
 def _evidence(race: Race, ranks: Iterable[int]) -> tuple[Evidence, ...]:

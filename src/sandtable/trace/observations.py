@@ -85,6 +85,8 @@ class EventKind(StrEnum):
     SAMPLER = "sampler"
     """An iteration over a sampler of torch that shards begins."""
     SET_EPOCH = "set epoch"
+    NUMBER_READ = "number read"
+    """The script reads a number from the card; `identity` and `outline` say which, as text."""
     READ = "read"
     """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
     WRITE = "write"

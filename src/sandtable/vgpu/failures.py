@@ -30,6 +30,7 @@ __all__ = [
     "died",
     "exit_code",
     "failure",
+    "has_known_cause",
     "is_library",
     "is_missing_file",
     "is_own_crash_frame",
@@ -278,6 +279,11 @@ def _crash_frames(lines: Sequence[str]) -> list[tuple[str, int, str]]:
 def is_missing_file(failed: RankFailed) -> bool:
     """Return whether the script failed because a file is not there."""
     return failed.text.startswith("raised FileNotFoundError")
+
+
+def has_known_cause(failed: RankFailed) -> bool:
+    """Return whether a rule says why the script failed, so that no stand-in for a number can be to blame."""
+    return failed.rule not in (SCRIPT_ERROR, OUT_OF_MEMORY, "process-rejected")
 
 
 def script_error(rank: int, failed: RankFailed, waits: Sequence[Waiting] = ()) -> ScriptError:

@@ -24,7 +24,7 @@ from sandtable.vgpu.broker import Broker
 from sandtable.vgpu.call_logs import P2P_MISMATCH, MeetingError
 from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
 from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT
-from sandtable.vgpu.failures import died, is_missing_file, script_error
+from sandtable.vgpu.failures import died, has_known_cause, is_missing_file, script_error
 from sandtable.vgpu.fork_protocol import RankExited, RankForked
 from sandtable.vgpu.group_order import GROUP_MISMATCH, find_group_mismatch
 from sandtable.vgpu.group_registry import GroupRegistry
@@ -297,7 +297,13 @@ class Session:
         job = self._job
         if job.ranks != "auto" or job.is_module or job.may_run_all or not job.limits.max_samples:
             return False
-        named = named_ranks(job.script, world_size=job.world_size, ranks_per_node=job.nproc_per_node)
+        axes = [family for family in self.registry.families() if 1 < family.size < job.world_size]
+        named = named_ranks(
+            job.script,
+            world_size=job.world_size,
+            ranks_per_node=job.nproc_per_node,
+            positions=[family.positions(job.world_size) for family in axes],
+        )
         samples = [rank for rank in named if rank not in self._known]
         self._samples.extend(samples)
         return bool(samples)
@@ -407,13 +413,16 @@ class Session:
             raise script_error(*self._failures[0], waits)
 
     def _end_late_failures(self) -> None:
-        """Raise the first failure after the captured steps if other ranks wait for the one that failed.
+        """Raise a failure after the captured steps if its cause is known, or if others wait for the rank that failed.
 
         Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0
-        logs and saves, ends the following and nothing else.
+        logs and saves, ends the following and nothing else. A failure whose cause is known does not depend on values.
         """
         if not self._late_failures or (self._live and not self.broker.is_stuck()):
             return
+        known = [(rank, failed) for rank, failed in self._late_failures if has_known_cause(failed)]
+        if known:
+            raise script_error(*min(known))
         credible = [(rank, failed) for rank, failed in self._late_failures if _is_credible(rank, failed)]
         for rank, failed in credible:
             waits = [wait for wait in self.broker.waiting() if rank in wait.missing]

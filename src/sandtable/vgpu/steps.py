@@ -71,8 +71,8 @@ class StepCounter:
         self._goes_on = False
         self._watches_forward = False
         self._deadline: float | None = None
-        self._ends: deque[float] = deque([time.monotonic()], maxlen=2)
-        """When the last two steps ended."""
+        self._ends: deque[float] = deque([time.process_time()], maxlen=2)
+        """When the last two steps ended, on the clock of this process: others may compute on the same machine."""
         self.on_enough: Callable[[float], float] = lambda step_seconds: 0.0
         """Called with the duration of a step after the last one wanted; returns until when to follow the script."""
         self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
@@ -116,7 +116,7 @@ class StepCounter:
         if self._deadline is not None:
             return
         self._num_marks += 1
-        self._ends.append(time.monotonic())
+        self._ends.append(time.process_time())
         self._core.end_update(_MARK)
         self._on_step(self._num_marks)
         self._stop_if(self._num_marks >= self._wanted)
@@ -280,7 +280,7 @@ class StepCounter:
             return
         if self._paces.num_steps > self._num_steps:
             self._num_steps = self._paces.num_steps
-            self._ends.append(time.monotonic())
+            self._ends.append(time.process_time())
             self._on_step(self._num_steps)
         if not self._watches_forward and self._num_steps >= self._wanted:
             from torch.nn.modules.module import register_module_forward_pre_hook
@@ -304,8 +304,7 @@ class StepCounter:
             return
         if self._deadline is None:
             silence_output()
-            now = time.monotonic()
-            self._deadline = self.on_enough(now - self._ends[0])
+            self._deadline = self.on_enough(time.process_time() - self._ends[0])
         if time.monotonic() >= self._deadline:
             raise StopCapture("steps")
 

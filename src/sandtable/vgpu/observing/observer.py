@@ -30,6 +30,7 @@ from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
 from sandtable.vgpu.observing.loading import PassWatcher
+from sandtable.vgpu.observing.number_reads import follow_number_reads
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
@@ -77,6 +78,7 @@ class Observer:
         follow_replacements(self.log, self._parameters.has_optimizer)
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
+        follow_number_reads(self.log)
 
     def follow(self) -> None:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""

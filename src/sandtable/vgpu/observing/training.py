@@ -68,6 +68,8 @@ def follow_training(log: EventLog) -> None:
             number=number("wrapper", self),
             group=torch.distributed.get_process_group_ranks(self.process_group),
             broadcasts_buffers=bool(self.broadcast_buffers),
+            input_card=(self.device_ids or [-1])[0],
+            module_cards=sorted({tensor.device.index for tensor in module.parameters() if tensor.is_cuda}),
         ),
     )
 
