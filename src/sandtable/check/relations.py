@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from sandtable.findings import Evidence
-from sandtable.trace import CallIdentity, EventKind, Line, Observations
+from sandtable.trace import CallIdentity, EventKind, Line, Observations, Trace
 
-__all__ = ["RankFacts", "RankTable", "at_line", "few_names"]
+__all__ = ["RankFacts", "RankTable", "at_line", "data_parallel_groups", "few_names"]
 
 _MOST_NAMES = 3
 _IRREGULAR = {"has": "have", "is": "are", "was": "were", "does": "do"}
@@ -107,6 +107,16 @@ class RankTable:
         """Return the kinds of collectives of forward passes that both ranks take part in."""
         calls = self.ranks[one].activation_calls
         return {call.op for call in calls if not call.group or other in call.group}
+
+
+def data_parallel_groups(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Yield the groups of ranks whose gradients DDP averages."""
+    groups = {
+        tuple(event.facts.get("group", ()))
+        for observed in trace.observations.values()
+        for event in observed.of_kind(EventKind.WRAPPED)
+    }
+    return (group for group in sorted(groups) if len(group) > 1)
 
 
 def at_line(ranks: Iterable[int], text: str, place: Line) -> Evidence:

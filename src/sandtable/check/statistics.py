@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sandtable.check.relations import at_line
-from sandtable.check.sightings import is_equal_everywhere
+from sandtable.check.relations import at_line, data_parallel_groups, few_names
+from sandtable.check.sightings import Sighting, evidence_of, is_equal_everywhere, seen_together
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
-from sandtable.trace import EventKind, MeanLoss, Observations, Trace
+from sandtable.trace import EventKind, Line, MeanLoss, Observations, Trace
 
-__all__ = ["batch_norm_not_shared", "unequal_targets"]
+__all__ = ["batch_norm_not_shared", "conversion_lost", "unequal_targets"]
 
 _FEW_BYTES = 64
 _DIFFERENCE = 1.02
@@ -19,7 +19,7 @@ _DIFFERENCE = 1.02
 
 def unequal_targets(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report losses that average over the targets of a rank, of which ranks have unequal numbers."""
-    for group in _ddp_groups(trace):
+    for group in data_parallel_groups(trace):
         losses = {rank: trace.observations[rank].mean_losses for rank in group if rank in trace.observations}
         if any(_shares_counts(trace.observations[rank]) for rank in losses):
             continue
@@ -32,7 +32,7 @@ def unequal_targets(trace: Trace, timeline: Timeline | None) -> Iterator[Finding
 
 def batch_norm_not_shared(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Note running means of batch norm that differ between replicas, and that nothing makes equal."""
-    for group in _ddp_groups(trace):
+    for group in data_parallel_groups(trace):
         observed = trace.observations.get(group[0])
         wrapped = [] if observed is None else list(observed.of_kind(EventKind.WRAPPED))
         if observed is None or any(event.facts.get("broadcasts_buffers", True) for event in wrapped):
@@ -55,6 +55,30 @@ def batch_norm_not_shared(trace: Trace, timeline: Timeline | None) -> Iterator[F
                     break
 
 
+def conversion_lost(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report layers that were converted to SyncBatchNorm and are batch norms of one rank all the same."""
+
+    def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+        for event in observed.of_kind(EventKind.CONVERSION_LOST):
+            place = Line(event.facts["file"], event.facts["line"])
+            yield (
+                Sighting(text="converts batch norms, and the model does not get the result", place=place),
+                Sighting(text=f"wraps a model that still has {few_names(event.facts['names'])}", place=event.place),
+            )
+
+    for ranks, sightings in seen_together(trace, look):
+        yield Finding(
+            rule="conversion-lost",
+            severity=Severity.WARNING,
+            message="convert_sync_batchnorm returns the layer that shares its statistics, but nothing puts it into "
+            "the model, so each rank still normalises by its own samples",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="convert the whole model, and wrap what comes back: "
+            "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+        )
+
+
 def _unequal(ranks: tuple[int, ...], together: tuple[MeanLoss, ...]) -> Finding:
     return Finding(
         rule="unequal-targets",
@@ -68,16 +92,6 @@ def _unequal(ranks: tuple[int, ...], together: tuple[MeanLoss, ...]) -> Finding:
         ),
         remedy="add up the losses (reduction='sum'), all-reduce the number of targets, and divide by its mean per rank",
     )
-
-
-def _ddp_groups(trace: Trace) -> Iterator[tuple[int, ...]]:
-    """Yield the groups of ranks whose gradients DDP averages."""
-    groups = {
-        tuple(event.facts.get("group", ()))
-        for observed in trace.observations.values()
-        for event in observed.of_kind(EventKind.WRAPPED)
-    }
-    return (group for group in sorted(groups) if len(group) > 1)
 
 
 def _shares_counts(observed: Observations) -> bool:

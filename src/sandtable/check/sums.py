@@ -14,7 +14,7 @@ from sandtable.check.relations import RankFacts, RankTable, at_line
 from sandtable.check.sightings import names_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Observations, Trace
+from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Line, Observations, Trace
 
 __all__ = ["averaged_twice", "identical_shards", "reduced_twice", "same_samples", "summed_not_averaged"]
 
@@ -36,10 +36,11 @@ def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         for copy in copies[0][:_MOST_COPIES]:
             evidence.append(at_line(ranks, "gets the same numbers as the others from the host", copy.place))
         # Numbers that a script makes up may be meant to be equal, to measure speed for example; those of a loader not.
-        has_loader = any(True for _ in trace.observations[ranks[0]].of_kind(EventKind.LOADER))
+        loaders = _loaders(trace.observations[ranks[0]])
+        evidence += [at_line(ranks, text, place) for text, place in loaders or _seeds(trace, ranks)]
         yield Finding(
             rule="same-samples",
-            severity=Severity.WARNING if has_loader else Severity.NOTE,
+            severity=Severity.WARNING if loaders else Severity.NOTE,
             message="ranks that average their gradients must compute them from different samples, but all "
             f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
             ranks=ranks,
@@ -150,6 +151,22 @@ def _copies_in_steps(observed: Observations) -> list[InputCopy]:
     first = next((event.row for event in observed.of_kind(EventKind.OPTIMIZER_STEP)), 0)
     copies = {copy.place: copy for copy in observed.host_copies if copy.row > first and copy.num_bytes > 64}
     return sorted(copies.values(), key=lambda copy: -copy.num_bytes)
+
+
+def _loaders(observed: Observations) -> list[tuple[str, Line]]:
+    """Return where loaders that feed the training are made, and where batches are taken from them."""
+    passes = list(observed.of_kind(EventKind.LOADER))
+    passes = [event for event in passes if event.facts.get("trains")] or passes
+    made = [("makes the loader", Line(*event.facts["made"])) for event in passes]
+    return list(dict.fromkeys([*made, *(("takes batches", event.place) for event in passes)]))[:_MOST_COPIES]
+
+
+def _seeds(trace: Trace, ranks: Sequence[int]) -> list[tuple[str, Line]]:
+    """Return where all of these ranks seed their random numbers alike."""
+    events = [trace.observations[rank].of_kind(EventKind.SEEDED) for rank in ranks]
+    seeds = [{(event.facts["how"], event.facts["seed"], event.place) for event in of_rank} for of_rank in events]
+    alike = sorted(set.intersection(*seeds), key=lambda seed: seed[2].line)
+    return [(f"calls {how}({seed})", place) for how, seed, place in alike][:_MOST_COPIES]
 
 
 def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
