@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sandtable.check.relations import at_line
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Line, Observations, Trace
 
-__all__ = ["padded_evaluation"]
+__all__ = ["metric_not_shared", "padded_evaluation"]
+
+
+def metric_not_shared(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report metrics by which each rank decides for itself, and which differ between ranks."""
+    events = {
+        rank: list(observed.of_kind(EventKind.OWN_METRIC)) for rank, observed in sorted(trace.observations.items())
+    }
+    for together in zip(*events.values(), strict=False):
+        names = {event.facts["name"] for event in together}
+        are_known = all(event.facts["identity"] for event in together)
+        if len(names) == 1 and are_known and len({event.facts["outline"] for event in together}) > 1:
+            name, ranks = names.pop(), tuple(events)
+            yield Finding(
+                rule="metric-not-shared",
+                severity=Severity.WARNING,
+                message=f"what decides about checkpoints and learning rates must be the same on all ranks, but {name} "
+                "is the value of each rank's own samples",
+                ranks=ranks,
+                evidence=(at_line(ranks, f"logs its own {name}", together[0].place),),
+                remedy=f'log it with sync_dist=True, self.log("{name}", value, sync_dist=True), or with a metric of '
+                "torchmetrics, which shares its state",
+            )
+            return
 
 
 def padded_evaluation(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:

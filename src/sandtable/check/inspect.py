@@ -19,7 +19,7 @@ from sandtable.check.clipping import (
 )
 from sandtable.check.data_parts import overlapping_samples, split_differs
 from sandtable.check.epochs import epoch_order, sampler_shards
-from sandtable.check.evaluation import padded_evaluation
+from sandtable.check.evaluation import metric_not_shared, padded_evaluation
 from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
 from sandtable.check.growth import memory_grows
@@ -32,12 +32,13 @@ from sandtable.check.loaded_states import nothing_loaded
 from sandtable.check.loader_workers import ranks_draw_alike, workers_draw_alike, workers_repeat_samples
 from sandtable.check.loss_scaling import loss_not_scaled
 from sandtable.check.meetings import MEETING_RULES
-from sandtable.check.micro_batches import micro_batches_miscounted
+from sandtable.check.micro_batches import micro_batches_miscounted, step_beside_engine
 from sandtable.check.overlap import tiny_collectives, unoverlapped_buckets
 from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
 from sandtable.check.recomputation import needless_recompute
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.replicated import replicated_differs
+from sandtable.check.restored import random_state_shared, state_not_restored
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
 from sandtable.check.statistics import batch_norm_not_shared, conversion_lost, unequal_targets
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
@@ -87,6 +88,7 @@ RULES: dict[str, Rule] = {
     "memory-grows": memory_grows,
     "memory-on-another-card": memory_on_another_card,
     "memory-reused-early": memory_reused_early,
+    "metric-not-shared": metric_not_shared,
     "micro-batches-miscounted": micro_batches_miscounted,
     "missing-no-sync": missing_no_sync,
     "missing-zero-grad": missing_zero_grad,
@@ -100,6 +102,7 @@ RULES: dict[str, Rule] = {
     "overwritten-while-sent": overwritten_while_sent,
     "padded-evaluation": padded_evaluation,
     "parameters-not-optimized": parameters_not_optimized,
+    "random-state-shared": random_state_shared,
     "ranks-draw-alike": ranks_draw_alike,
     "ranks-not-captured": not_captured,
     "reduced-twice": reduced_twice,
@@ -114,6 +117,8 @@ RULES: dict[str, Rule] = {
     "slow-stage": slow_stage,
     "split-differs": split_differs,
     "stale-parameters": stale_parameters,
+    "state-not-restored": state_not_restored,
+    "step-beside-engine": step_beside_engine,
     "stream-race": stream_race,
     "summed-not-averaged": summed_not_averaged,
     "synchronization-lost": synchronization_lost,

@@ -1,4 +1,4 @@
-"""Micro-batches: a framework that divides the loss by their number must get as many of them per update."""
+"""Micro-batches: a framework that divides the loss by their number must get as many of them per update, and make it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Observations, ScriptEvent, Trace
 
-__all__ = ["micro_batches_miscounted"]
+__all__ = ["micro_batches_miscounted", "step_beside_engine"]
 
 
 def micro_batches_miscounted(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -34,6 +34,34 @@ def micro_batches_miscounted(trace: Trace, timeline: Timeline | None) -> Iterato
             ranks=ranks,
             evidence=evidence_of(ranks, sightings),
             remedy="call engine.step() after each engine.backward(): the engine knows when to update",
+        )
+
+
+def step_beside_engine(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report optimizers that the script steps itself though DeepSpeed's engine updates their parameters."""
+
+    def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+        engine = list(observed.of_kind(EventKind.ENGINE_STEP))
+        holders = {number for event in engine for number in event.facts["holders"]}
+        places = {event.place for event in engine}
+        for event in observed.of_kind(EventKind.OPTIMIZER_STEP):
+            if event.subject in holders and event.place not in places:
+                yield (
+                    Sighting(text="steps an optimizer of its own", place=event.place),
+                    Sighting(text="steps the engine, which updates the same parameters", place=engine[0].place),
+                )
+                return
+
+    for ranks, sightings in seen_together(trace, look):
+        yield Finding(
+            rule="step-beside-engine",
+            severity=Severity.ERROR,
+            message="DeepSpeed's engine must be the only one that updates its model, but the script steps another "
+            "optimizer with the same parameters: what that changes is lost or comes twice, and zero_grad takes "
+            "gradients from the engine",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="give the optimizer to deepspeed.initialize(optimizer=...), and call engine.step() only",
         )
 
 

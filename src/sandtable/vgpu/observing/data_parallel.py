@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from weakref import ref
 
@@ -23,6 +24,7 @@ class DataParallelWatcher:
         """Follow the modules that DDP wraps from now on."""
         from torch.nn.parallel import DistributedDataParallel
 
+        self._leave_constructor_out(DistributedDataParallel)
         after(DistributedDataParallel, "__init__", self._on_wrapper)
         before(DistributedDataParallel, "no_sync", self._on_no_sync)
 
@@ -34,6 +36,29 @@ class DataParallelWatcher:
             if num_unused is not None and num_unused > self._noted.get(subject, -1):
                 self._noted[subject] = num_unused
                 self._log.note(EventKind.UNUSED_PARAMETERS, subject=subject, num_unused=num_unused)
+
+    def _leave_constructor_out(self, wrapper: Any) -> None:
+        """Follow no races inside the constructor where it has a stream of its own, as Lightning gives it.
+
+        It broadcasts the parameters there, and what orders that before the first step is the time that the host takes
+        to get so far. No script can change that, so none is accused of it.
+        """
+        import torch
+
+        original, core = wrapper.__init__, self._log.core
+
+        @functools.wraps(original)
+        def construct(*args: Any, **options: Any) -> None:
+            is_aside = torch.cuda.current_stream() != torch.cuda.default_stream()
+            if is_aside:
+                core.follow_races(False)
+            try:
+                original(*args, **options)
+            finally:
+                if is_aside and self._log.only is None:  # (otherwise the captured steps are over)
+                    core.follow_races(True)
+
+        wrapper.__init__ = construct
 
     def _on_no_sync(self, wrapper: Any) -> None:
         self._log.note(EventKind.NO_SYNC, subject=self._log.number_of("module", wrapper.module))

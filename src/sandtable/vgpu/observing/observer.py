@@ -38,6 +38,7 @@ from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.replicated import follow_replicated
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
+from sandtable.vgpu.observing.restored import follow_restored
 from sandtable.vgpu.observing.seeds import follow_seeds
 from sandtable.vgpu.observing.training import follow_training
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
@@ -86,6 +87,7 @@ class Observer:
         follow_batch_norms(self.log)
         follow_loaded_states(self.log)
         follow_replicated(self.log)
+        follow_restored(self.log)
         follow_seeds(self.log)
         follow_subsets(self.log)
         follow_files(self.log, self._core)
@@ -96,7 +98,7 @@ class Observer:
     @property
     def packages(self) -> tuple[Package, ...]:
         """What is watched in packages that the script may import."""
-        return observed_frameworks(self.log)
+        return observed_frameworks(self.log, self._parameters)
 
     def follow(self) -> None:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
