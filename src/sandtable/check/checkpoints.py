@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sandtable.check.order import Meetings
@@ -44,10 +44,24 @@ def checkpoint_read_too_early(trace: Trace, timeline: Timeline | None) -> Iterat
 
 def checkpoint_written_by_all(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report checkpoints that several ranks of one node write at the same time."""
+    saves = _by_path(trace, EventKind.SAVE)
+    yield from _written_together(trace, saves, "saves to the same path", Severity.WARNING)
+    # What a rank writes anew, and not with torch, may be the same on all of them.
+    writes = {
+        path: [row for row in rows if row[1].facts["truncates"]]
+        for path, rows in _by_path(trace, EventKind.WRITE).items()
+    }
+    others = {path: rows for path, rows in writes.items() if path not in saves}
+    yield from _written_together(trace, others, "writes the same file anew", Severity.NOTE)
+
+
+def _written_together(
+    trace: Trace, saves: Mapping[str, Sequence[tuple[int, ScriptEvent]]], text: str, severity: Severity
+) -> Iterator[Finding]:
     meetings = Meetings(trace)
-    for path, saves in _by_path(trace, EventKind.SAVE).items():
+    for path, rows in saves.items():
         first: dict[int, ScriptEvent] = {}
-        for rank, save in saves:
+        for rank, save in rows:
             first.setdefault(rank, save)
         for node in {rank // trace.gpus_per_node for rank in first}:
             together = [rank for rank in first if rank // trace.gpus_per_node == node]
@@ -60,11 +74,11 @@ def checkpoint_written_by_all(trace: Trace, timeline: Timeline | None) -> Iterat
                 ranks = (together[0], *clashing)
                 yield Finding(
                     rule="checkpoint-written-by-all",
-                    severity=Severity.WARNING,
+                    severity=severity,
                     message=f"one rank must write a file, but several of a node write {Path(path).name} at the same "
                     "time, and may leave a mixture of theirs",
                     ranks=ranks,
-                    evidence=(_evidence(ranks, "saves to the same path", first[ranks[0]]),),
+                    evidence=(_evidence(ranks, text, first[ranks[0]]),),
                     remedy="save on one rank (if dist.get_rank() == 0: ...), or give each rank a path of its own",
                 )
                 break

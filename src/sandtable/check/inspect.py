@@ -40,7 +40,7 @@ from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, re
 from sandtable.check.replicated import replicated_differs
 from sandtable.check.restored import random_state_shared, state_not_restored
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
-from sandtable.check.statistics import batch_norm_not_shared, conversion_lost, unequal_targets
+from sandtable.check.statistics import batch_norm_not_shared, conversion_lost, small_batch_norm, unequal_targets
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
 from sandtable.check.sums import (
     averaged_twice,
@@ -115,6 +115,7 @@ RULES: dict[str, Rule] = {
     "scheduler-too-fast": scheduler_too_fast,
     "slow-link": slow_link,
     "slow-stage": slow_stage,
+    "small-batch-norm": small_batch_norm,
     "split-differs": split_differs,
     "stale-parameters": stale_parameters,
     "state-not-restored": state_not_restored,

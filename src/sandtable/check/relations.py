@@ -9,9 +9,10 @@ from functools import cached_property
 from sandtable.findings import Evidence
 from sandtable.trace import CallIdentity, EventKind, Line, Observations, Trace
 
-__all__ = ["RankFacts", "RankTable", "at_line", "data_parallel_groups", "few_names"]
+__all__ = ["RankFacts", "RankTable", "at_line", "data_parallel_groups", "equal_seeds", "few_names"]
 
 _MOST_NAMES = 3
+_MOST_SEEDS = 4
 _IRREGULAR = {"has": "have", "is": "are", "was": "were", "does": "do"}
 _FEW_BYTES = 64
 _MANY_BYTES = 1024
@@ -110,13 +111,21 @@ class RankTable:
 
 
 def data_parallel_groups(trace: Trace) -> Iterator[tuple[int, ...]]:
-    """Yield the groups of ranks whose gradients DDP averages."""
+    """Yield the groups of ranks whose gradients DDP or FSDP averages."""
     groups = {
         tuple(event.facts.get("group", ()))
         for observed in trace.observations.values()
-        for event in observed.of_kind(EventKind.WRAPPED)
+        for event in observed.of_kind(EventKind.WRAPPED, EventKind.SHARDED)
     }
     return (group for group in sorted(groups) if len(group) > 1)
+
+
+def equal_seeds(trace: Trace, ranks: Sequence[int]) -> list[tuple[str, Line]]:
+    """Return where all of these ranks seed their random numbers alike."""
+    events = [trace.observations[rank].of_kind(EventKind.SEEDED) for rank in ranks]
+    seeds = [{(event.facts["how"], event.facts["seed"], event.place) for event in of_rank} for of_rank in events]
+    alike = sorted(set.intersection(*seeds), key=lambda seed: seed[2].line)
+    return [(f"calls {how}({seed})", place) for how, seed, place in alike][:_MOST_SEEDS]
 
 
 def at_line(ranks: Iterable[int], text: str, place: Line) -> Evidence:

@@ -10,9 +10,10 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Line, MeanLoss, Observations, Trace
 
-__all__ = ["batch_norm_not_shared", "conversion_lost", "unequal_targets"]
+__all__ = ["batch_norm_not_shared", "conversion_lost", "small_batch_norm", "unequal_targets"]
 
 _FEW_BYTES = 64
+_FEW_SAMPLES = 4
 _DIFFERENCE = 1.02
 """How many times as many targets one rank must have as another for it to matter."""
 
@@ -35,7 +36,7 @@ def batch_norm_not_shared(trace: Trace, timeline: Timeline | None) -> Iterator[F
     for group in data_parallel_groups(trace):
         observed = trace.observations.get(group[0])
         wrapped = [] if observed is None else list(observed.of_kind(EventKind.WRAPPED))
-        if observed is None or any(event.facts.get("broadcasts_buffers", True) for event in wrapped):
+        if observed is None or not wrapped or any(event.facts.get("broadcasts_buffers", True) for event in wrapped):
             continue
         for watched in observed.parameters:
             if watched.is_buffer and watched.module.startswith("BatchNorm") and watched.name.endswith("running_mean"):
@@ -79,12 +80,38 @@ def conversion_lost(trace: Trace, timeline: Timeline | None) -> Iterator[Finding
         )
 
 
+def small_batch_norm(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Note batch norms that see only a few samples, those of one rank."""
+
+    def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+        wrapped = next(observed.of_kind(EventKind.BATCH_NORMS), None)
+        loaders = [event for event in observed.of_kind(EventKind.LOADER) if event.facts.get("trains")]
+        sizes = [loader.facts["batch_size"] for loader in loaders]
+        if wrapped is not None and loaders and 0 < max(sizes) <= _FEW_SAMPLES:
+            yield (
+                Sighting(text=f"wraps a model with {few_names(wrapped.facts['names'])}", place=wrapped.place),
+                Sighting(text=f"makes a loader with batches of {max(sizes)}", place=Line(*loaders[0].facts["made"])),
+            )
+
+    for ranks, sightings in seen_together(trace, look):
+        yield Finding(
+            rule="small-batch-norm",
+            severity=Severity.NOTE,
+            message="batch norm takes its means over the samples of one rank, and here these are only a few, so they "
+            "are far from those of the whole batch",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="share the statistics between ranks, model = "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before the model is wrapped; or use group norm",
+        )
+
+
 def _unequal(ranks: tuple[int, ...], together: tuple[MeanLoss, ...]) -> Finding:
     return Finding(
         rule="unequal-targets",
         severity=Severity.WARNING,
         message="a mean over all targets needs as many of them on each rank, but this loss averages over the targets "
-        "of a rank, of which ranks have unequal numbers, and DDP then weighs all ranks alike",
+        "of a rank, of which ranks have unequal numbers, and averaging gradients weighs all ranks alike",
         ranks=ranks,
         evidence=tuple(
             at_line((rank,), f"averages over {loss.num_targets:,} targets", loss.place)
@@ -97,7 +124,8 @@ def _unequal(ranks: tuple[int, ...], together: tuple[MeanLoss, ...]) -> Finding:
 def _shares_counts(observed: Observations) -> bool:
     """Return whether a few numbers are summed over ranks between the first loss's step and its backward pass."""
     first = observed.mean_losses[0].row if observed.mean_losses else 0
-    made = max((event.row for event in observed.of_kind(EventKind.WRAPPED) if event.row < first), default=0)
+    wrappers = observed.of_kind(EventKind.WRAPPED, EventKind.SHARDED)
+    made = max((event.row for event in wrappers if event.row < first), default=0)
     turns = [event.row for event in observed.of_kind(EventKind.BACKWARD) if event.row >= first]
     end = turns[0] if turns else first
     return any(

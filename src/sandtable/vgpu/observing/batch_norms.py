@@ -1,4 +1,4 @@
-"""Batch norms: what DDP finds of them, how many samples each sees, and conversions that the model does not have."""
+"""Batch norms: those of a module that DDP wraps, and conversions to SyncBatchNorm that it does not have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from sandtable.trace import EventKind
 from sandtable.vgpu.observing.events import EventLog, after
 
 __all__ = ["follow_batch_norms"]
+
+
+_MOST_NAMES = 64
 
 
 def follow_batch_norms(log: EventLog) -> None:
@@ -25,14 +28,14 @@ def follow_batch_norms(log: EventLog) -> None:
             converted[result.weight] = log.place()
 
     def on_wrapped(result: None, wrapper: Any, module: Any, *args: Any, **options: Any) -> None:
-        lost = [
-            (name, converted[part.weight])
+        own = {
+            name: part
             for name, part in module.named_modules()
-            if isinstance(part, _BatchNorm)
-            and not isinstance(part, SyncBatchNorm)
-            and part.weight is not None
-            and part.weight in converted
-        ]
+            if isinstance(part, _BatchNorm) and not isinstance(part, SyncBatchNorm) and part.weight is not None
+        }
+        if own:
+            log.note(EventKind.BATCH_NORMS, names=list(own)[:_MOST_NAMES])
+        lost = [(name, converted[part.weight]) for name, part in own.items() if part.weight in converted]
         if lost:
             place = lost[0][1]
             log.note(EventKind.CONVERSION_LOST, names=[name for name, _ in lost], file=place.file, line=place.line)

@@ -95,10 +95,12 @@ class PassWatcher:
             "rows": [],
             "shuffles": _shuffles(sampler),
             "repeats": _repeats(sampler),
+            "is_own_sampler": not type(sampler).__module__.startswith("torch."),
             "code": _code_of(loader.dataset),
         }
         if isinstance(sampler, DistributedSampler):
             facts["replicas"], facts["replica"] = int(sampler.num_replicas), int(sampler.rank)
+            facts["parts_again"] = _parts_again(loader)
             facts["num_padding"] = int(sampler.num_replicas) * len(sampler) - _length(sampler.dataset)
         facts = self._log.note(EventKind.LOADER, subject=self._log.number_of("loader", loader), **facts)
         self._starting = self._under_way[facts["pass"]] = facts
@@ -170,6 +172,11 @@ def _sampler_of(loader: Any) -> Any:
             break
         sampler = inner
     return sampler
+
+
+def _parts_again(loader: Any) -> int:
+    """Return into how many parts Accelerate deals out the batches of a loader, whatever its sampler does."""
+    return int(getattr(getattr(loader, "batch_sampler", None), "num_processes", 1))
 
 
 def _first(owner: Any, *names: str) -> Any:
