@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sandtable.check.order import Meetings
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, ScriptEvent, Trace
 
 __all__ = ["checkpoint_read_too_early", "checkpoint_written_by_all"]
@@ -37,7 +38,7 @@ def checkpoint_read_too_early(trace: Trace, timeline: Timeline | None) -> Iterat
                 message=f"a file must be complete before another rank reads it, but nothing makes the readers of "
                 f"{Path(path).name} wait for its writer",
                 ranks=tuple(sorted({writer, *early})),
-                evidence=(_evidence((writer,), "writes it", write), _evidence(tuple(early), "reads it", read)),
+                evidence=(at_line((writer,), "writes it", write.place), at_line(tuple(early), "reads it", read.place)),
                 remedy="call torch.distributed.barrier() on all ranks after the file has been written",
             )
 
@@ -78,7 +79,7 @@ def _written_together(
                     message=f"one rank must write a file, but several of a node write {Path(path).name} at the same "
                     "time, and may leave a mixture of theirs",
                     ranks=ranks,
-                    evidence=(_evidence(ranks, text, first[ranks[0]]),),
+                    evidence=(at_line(ranks, text, first[ranks[0]].place),),
                     remedy="save on one rank (if dist.get_rank() == 0: ...), or give each rank a path of its own",
                 )
                 break
@@ -90,7 +91,3 @@ def _by_path(trace: Trace, kind: EventKind) -> dict[str, list[tuple[int, ScriptE
         for event in observed.of_kind(kind):
             events[event.facts["path"]].append((rank, event))
     return events
-
-
-def _evidence(ranks: tuple[int, ...], text: str, event: ScriptEvent) -> Evidence:
-    return Evidence(ranks=ranks, text=text, file=event.place.file, line=event.place.line)
