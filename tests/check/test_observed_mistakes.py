@@ -7,9 +7,10 @@ from sandtable.check import RULES
 from sandtable.findings import Finding, Severity
 from sandtable.trace import CallIdentity, EventKind, Line, Observations, ScriptEvent
 
-LOADER = {
+LOADER: dict[str, Any] = {
     "made": ["train.py", 5],
     "dataset": "Images",
+    "data": 0,
     "trains": True,
     "shuffles": True,
     "repeats": False,
@@ -59,7 +60,7 @@ def test_a_scaler_that_never_scaled_is_found_with_the_backward_pass() -> None:
 
 
 def engine_steps(per_step: int) -> list[ScriptEvent]:
-    facts = {"framework": "DeepSpeed", "num_micro_batches": 4, "is_counted": False}
+    facts: dict[str, Any] = {"framework": "DeepSpeed", "num_micro_batches": 4, "is_counted": False}
     rows: list[ScriptEvent] = []
     for _ in range(2):
         rows += [event(EventKind.FRAMEWORK_BACKWARD, 10, **facts) for _ in range(per_step)]
@@ -90,14 +91,14 @@ def test_batch_norm_over_few_samples_is_a_note() -> None:
 
 
 def test_data_that_are_divided_twice_are_found() -> None:
-    parts = {"replicas": 4, "replica": 0}
+    parts: dict[str, Any] = {"replicas": 4, "replica": 0}
     (found,) = findings("sampler-shards", [loader(7, **parts, parts_again=4)])
     assert "again" in found.message
     assert not findings("sampler-shards", [loader(7, **parts, parts_again=1)])
 
 
 def own_orders(order: list[int]) -> list[ScriptEvent]:
-    own = {"is_own_sampler": True, "shuffles": False, "indices": order}
+    own: dict[str, Any] = {"is_own_sampler": True, "shuffles": False, "indices": order}
     return [loader(7, **own), loader(8, **own)]
 
 
@@ -120,8 +121,8 @@ def test_passes_that_overlap_between_ranks_are_found_and_padding_is_not() -> Non
 
 
 def gradient_calls(identity: int) -> list[CallIdentity]:
-    facts = {"op": "all_reduce", "reduce": "sum", "group": (), "num_bytes": 4096, "phase": "backward"}
-    return [CallIdentity(number=0, identity=identity, row=5, place=Line("train.py", 9), **facts)]  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"op": "all_reduce", "reduce": "sum", "group": (), "num_bytes": 4096, "phase": "backward"}
+    return [CallIdentity(number=0, identity=identity, row=5, place=Line("train.py", 9), **facts)]
 
 
 def test_ranks_that_share_samples_with_some_others_are_found() -> None:
@@ -144,3 +145,16 @@ def test_a_metric_that_decides_on_each_rank_is_found() -> None:
     (found,) = findings("metric-not-shared", *logs)
     assert lines(found) == [9]
     assert not findings("metric-not-shared", logs[0], logs[0])
+
+
+def parts(rank: int, **facts: Any) -> list[ScriptEvent]:
+    """Return two disjoint parts of six samples, others on each rank, and a training pass over the first."""
+    order = [(index + rank) % 6 for index in range(6)]
+    cut = [event(EventKind.SUBSET, 3, subject=number, data=1, indices=order[3 * number :][:3]) for number in (0, 1)]
+    return [wrapped(0, 1), *cut, loader(7, data=0), *([loader(8, data=1)] if facts else [])]
+
+
+def test_parts_that_overlap_between_ranks_are_found_unless_all_are_trained_on() -> None:
+    assert len(findings("split-differs", parts(0), parts(1))) == 1
+    assert not findings("split-differs", parts(0), parts(0))
+    assert not findings("split-differs", parts(0, are_trained=True), parts(1, are_trained=True))

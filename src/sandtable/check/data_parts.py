@@ -50,7 +50,7 @@ def split_differs(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
         }
         together = list(zip(*subsets.values(), strict=False))
         for first, second in combinations(together, 2):
-            if _is_leaking(first, second):
+            if _is_leaking(first, second) and not _are_both_trained(trace, first[0], second[0]):
                 ranks = tuple(subsets)
                 yield Finding(
                     rule="split-differs",
@@ -90,6 +90,12 @@ def _shared_samples(together: Sequence[ScriptEvent]) -> tuple[int, int] | None:
 def _where_read(ranks: tuple[int, ...], together: Sequence[ScriptEvent]) -> Iterator[Evidence]:
     yield at_line(ranks, f"makes a loader with a {together[0].facts['sampler']}", Line(*together[0].facts["made"]))
     yield at_line(ranks, "reads samples that another rank reads, too", together[0].place)
+
+
+def _are_both_trained(trace: Trace, first: ScriptEvent, second: ScriptEvent) -> bool:
+    """Return whether both parts are trained on, so that none of them is kept for validation."""
+    passes = [event for observed in trace.observations.values() for event in observed.of_kind(EventKind.LOADER)]
+    return {first.subject, second.subject} <= {event.facts["data"] for event in passes if event.facts.get("trains")}
 
 
 def _is_leaking(first: Sequence[ScriptEvent], second: Sequence[ScriptEvent]) -> bool:

@@ -71,9 +71,9 @@ def _same_samples_of_some(trace: Trace) -> Iterator[Finding]:
         for members in alike.values() if len(alike) > 1 else ():
             if len(members) > 1:
                 equal[ranks, tuple(members)].append(calls[members[0]])
-    for (ranks, members), same in equal.items():
+    for (ranks, part), same in equal.items():
         if 2 * sum(call.num_bytes for call in same) > total[ranks]:
-            yield _same_samples(trace, members, same[0], severity=Severity.WARNING)
+            yield _same_samples(trace, part, same[0], severity=Severity.WARNING)
 
 
 def identical_shards(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:

@@ -42,5 +42,5 @@ def follow_batch_norms(log: EventLog) -> None:
 
     # (it calls itself for each layer, by the name of the class)
     after(SyncBatchNorm, "convert_sync_batchnorm", on_converted)
-    SyncBatchNorm.convert_sync_batchnorm = staticmethod(SyncBatchNorm.convert_sync_batchnorm)  # type: ignore[assignment]
+    SyncBatchNorm.convert_sync_batchnorm = staticmethod(SyncBatchNorm.convert_sync_batchnorm)  # type: ignore[method-assign]
     after(DistributedDataParallel, "__init__", on_wrapped)

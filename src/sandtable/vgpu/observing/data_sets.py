@@ -41,7 +41,7 @@ def follow_subsets(log: EventLog) -> None:
         whole, indices = _resolved(subset)
         data = fingerprint(whole)
         if data and len(indices) <= _MOST_INDICES and all(type(index) is int for index in indices):
-            log.note(EventKind.SUBSET, data=data, indices=indices)
+            log.note(EventKind.SUBSET, subject=log.number_of("dataset", subset), data=data, indices=indices)
 
     after(Subset, "__init__", on_made)
 

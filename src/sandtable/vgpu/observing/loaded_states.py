@@ -7,6 +7,7 @@ from typing import Any
 
 from sandtable.trace import EventKind
 from sandtable.vgpu.observing.events import EventLog, after
+from sandtable.vgpu.observing.training import is_called_by_library
 
 __all__ = ["follow_loaded_states"]
 
@@ -17,7 +18,8 @@ def follow_loaded_states(log: EventLog) -> None:
 
     def on_loaded(result: Any, module: Any, state: Any, *args: Any, **options: Any) -> None:
         missing, unexpected = getattr(result, "missing_keys", ()), getattr(result, "unexpected_keys", ())
-        if not isinstance(state, Mapping) or not unexpected or not missing or len(unexpected) < len(state):
+        is_foreign = isinstance(state, Mapping) and missing and unexpected and len(unexpected) == len(state)
+        if not is_foreign or is_called_by_library():
             return
         log.note(
             EventKind.NOTHING_LOADED,

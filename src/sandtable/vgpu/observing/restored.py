@@ -29,7 +29,7 @@ def follow_restored(log: EventLog) -> None:
         if isinstance(path, str | os.PathLike) and kinds and not is_called_by_library():
             log.note(EventKind.LOADED, path=os.path.realpath(os.fsdecode(path)), holds=sorted(kinds))
 
-    def noting(what: str) -> Callable[..., None]:
+    def noting(what: str) -> Callable[..., object]:
         return lambda *args, **options: log.note(EventKind.RESTORED, what=what)
 
     after(torch, "load", on_load)
