@@ -97,14 +97,16 @@ def _is_made(call: CallIdentity, places: set[tuple[str, int]]) -> bool:
 def first_difference(copies: Sequence[ParameterCopy], table: RankTable) -> int:
     """Return the number of the first update after which copies differ for good, or -1."""
     num_updates = min(min(len(copy.values) - 1, len(copy.gradients)) for copy in copies)
-    # Copies that become one again are averaged from time to time, as local SGD does.
-    num_later = min(len(copy.later) for copy in copies)
-    if any(len({copy.later[k].identity for copy in copies}) == 1 for k in range(num_later)):
-        return -1
     for number in range(num_updates):
         if are_different([copy.values[number + 1] for copy in copies]) or not _are_joined(copies, table):
-            return number
+            return -1 if _become_one_again(copies, number) else number
     return -1
+
+
+def _become_one_again(copies: Sequence[ParameterCopy], number: int) -> bool:
+    """Return whether copies that differ after an update are equal later: local SGD averages from time to time."""
+    moments = zip(*(copy.later[number:] for copy in copies), strict=False)
+    return any(row[0].are_known and len({numbers.identity for numbers in row}) == 1 for row in moments)
 
 
 def are_different(numbers: Iterable[Numbers]) -> bool:

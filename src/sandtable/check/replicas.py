@@ -22,6 +22,11 @@ __all__ = ["gradients_not_reduced", "replicas_diverge", "replicas_start_differen
 
 Copies = Sequence[ParameterCopy]
 
+_REMEDY_OF_DRAWS = (
+    "where ranks hold the same activations, let them draw the same random numbers (one seed per model, others only "
+    "inside the parts that are cut), or average these gradients over the ranks before the update"
+)
+
 
 def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report parameters that differ between ranks which nevertheless share their gradients."""
@@ -57,8 +62,11 @@ def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[F
                 *_reductions(trace, parameters[0]),
                 *_events(trace, ranks, EventKind.BACKWARD, "computes its gradients"),
                 *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "updates its parameters"),
+                *(own_draws := tuple(_own_draws(trace, ranks))),
             ),
-            remedy="average the gradients over these ranks before the update: let the forward pass go through "
+            remedy=_REMEDY_OF_DRAWS
+            if own_draws
+            else "average the gradients over these ranks before the update: let the forward pass go through "
             "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG",
         )
 
@@ -93,6 +101,26 @@ def _are_summed_over(copies: Copies) -> bool:
     """Return whether gradients of these copies were summed over a group that holds several of them."""
     ranks = set(_ranks(copies))
     return any(len(ranks & set(group)) > 1 for copy in copies for group in copy.groups)
+
+
+def _own_draws(trace: Trace, ranks: Sequence[int]) -> Iterator[Evidence]:
+    """Yield where ranks that compute the parts of one model, from the same samples, draw different random numbers."""
+    table = RankTable(trace.observations)
+    if not table.have_same_inputs(ranks):
+        return
+    draws = [
+        [draw for draw in trace.observations[rank].draws if draw.row >= table.ranks[rank].first_row] for rank in ranks
+    ]
+    for together in zip(*draws, strict=False):
+        if len({draw.identity for draw in together}) > 1:
+            yield at_line(ranks, "draws random numbers of its own", together[0].place)
+            break
+    else:
+        return
+    for rank in ranks:
+        for event in trace.observations[rank].of_kind(EventKind.SEEDED):
+            if "torch" in event.facts["how"]:
+                yield at_line((rank,), f"calls {event.facts['how']}({event.facts['seed']})", event.place)
 
 
 def _ranks(copies: Copies) -> tuple[int, ...]:

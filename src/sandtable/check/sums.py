@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from math import isclose, prod
 
-from sandtable.check.relations import RankFacts, RankTable, at_line
+from sandtable.check.relations import RankFacts, RankTable, at_line, data_parallel_groups, equal_seeds
 from sandtable.check.sightings import names_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Observations, Trace
+from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Line, Observations, Trace
 
 __all__ = ["averaged_twice", "identical_shards", "reduced_twice", "same_samples", "summed_not_averaged"]
 
@@ -31,22 +31,49 @@ Call = tuple[tuple[int, ...], int]
 def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report gradients that are equal on all ranks before they are averaged."""
     for ranks, calls in _equal_sums(trace, ops=("all_reduce", "reduce_scatter"), of_activations=False):
-        copies = [_copies_in_steps(trace.observations[rank]) for rank in ranks]
-        evidence = [_sum_evidence(ranks, calls[0])]
-        for copy in copies[0][:_MOST_COPIES]:
-            evidence.append(at_line(ranks, "gets the same numbers as the others from the host", copy.place))
         # Numbers that a script makes up may be meant to be equal, to measure speed for example; those of a loader not.
-        has_loader = any(True for _ in trace.observations[ranks[0]].of_kind(EventKind.LOADER))
-        yield Finding(
-            rule="same-samples",
-            severity=Severity.WARNING if has_loader else Severity.NOTE,
-            message="ranks that average their gradients must compute them from different samples, but all "
-            f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
-            ranks=ranks,
-            evidence=tuple(dict.fromkeys(evidence)),
-            remedy="give each data-parallel rank its own part of the data: a DistributedSampler with num_replicas and "
-            "rank (and set_epoch), or a seed that depends on the rank where samples are drawn at random",
-        )
+        loaders = _loaders(trace.observations[ranks[0]])
+        yield _same_samples(trace, ranks, calls[0], severity=Severity.WARNING if loaders else Severity.NOTE)
+    yield from _same_samples_of_some(trace)
+
+
+def _same_samples(trace: Trace, ranks: tuple[int, ...], call: CallIdentity, *, severity: Severity) -> Finding:
+    observed = trace.observations[ranks[0]]
+    evidence = [_sum_evidence(ranks, call)]
+    for copy in _copies_in_steps(observed)[:_MOST_COPIES]:
+        evidence.append(at_line(ranks, "gets the same numbers as the others from the host", copy.place))
+    evidence += [at_line(ranks, text, place) for text, place in _loaders(observed) or equal_seeds(trace, ranks)]
+    return Finding(
+        rule="same-samples",
+        severity=severity,
+        message="ranks that average their gradients must compute them from different samples, but "
+        f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
+        ranks=ranks,
+        evidence=tuple(dict.fromkeys(evidence)),
+        remedy="give each data-parallel rank its own part of the data: a DistributedSampler with num_replicas and "
+        "rank (and set_epoch), or a seed that depends on the rank where samples are drawn at random",
+    )
+
+
+def _same_samples_of_some(trace: Trace) -> Iterator[Finding]:
+    """Report ranks of a data parallel group that put in the same gradients, while others put in different ones."""
+    total: Counter[tuple[int, ...]] = Counter()
+    equal: dict[tuple[tuple[int, ...], tuple[int, ...]], list[CallIdentity]] = defaultdict(list)
+    world, groups = tuple(range(trace.world_size)), set(data_parallel_groups(trace))
+    for (group, _), calls in _sums(trace, ops=("all_reduce", "reduce_scatter"), of_activations=False).items():
+        if (group or world) not in groups:
+            continue
+        ranks = tuple(sorted(calls))
+        total[ranks] += next(iter(calls.values())).num_bytes
+        alike: dict[int, list[int]] = defaultdict(list)
+        for rank in ranks:
+            alike[calls[rank].identity].append(rank)
+        for members in alike.values() if len(alike) > 1 else ():
+            if len(members) > 1:
+                equal[ranks, tuple(members)].append(calls[members[0]])
+    for (ranks, part), same in equal.items():
+        if 2 * sum(call.num_bytes for call in same) > total[ranks]:
+            yield _same_samples(trace, part, same[0], severity=Severity.WARNING)
 
 
 def identical_shards(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -125,16 +152,9 @@ def _equal_sums(
     trace: Trace, *, ops: Sequence[str], of_activations: bool
 ) -> Iterator[tuple[tuple[int, ...], list[CallIdentity]]]:
     """Yield groups whose captured members put equal numbers into most of what they sum, with the calls of one."""
-    by_call: dict[Call, dict[int, CallIdentity]] = defaultdict(dict)
-    for rank, observed in sorted(trace.observations.items()):
-        facts = RankFacts(observed)
-        for call in facts.activation_calls if of_activations else filter(facts.is_of_gradients, observed.calls):
-            is_one = call.op in ops and call.num_bytes >= _FEW_BYTES and call.identity
-            if is_one and (call.op == "all_gather" or call.reduce in _SUMS):
-                by_call[call.group, call.number][rank] = call
     equal: dict[tuple[int, ...], list[CallIdentity]] = defaultdict(list)
     total: Counter[tuple[int, ...]] = Counter()
-    for calls in by_call.values():
+    for calls in _sums(trace, ops=ops, of_activations=of_activations).values():
         ranks = tuple(sorted(calls))
         if len(ranks) > 1:
             total[ranks] += next(iter(calls.values())).num_bytes
@@ -145,11 +165,31 @@ def _equal_sums(
             yield ranks, same
 
 
+def _sums(trace: Trace, *, ops: Sequence[str], of_activations: bool) -> dict[Call, dict[int, CallIdentity]]:
+    """Return what each captured rank puts into each sum."""
+    by_call: dict[Call, dict[int, CallIdentity]] = defaultdict(dict)
+    for rank, observed in sorted(trace.observations.items()):
+        facts = RankFacts(observed)
+        for call in facts.activation_calls if of_activations else filter(facts.is_of_gradients, observed.calls):
+            is_one = call.op in ops and call.num_bytes >= _FEW_BYTES and call.identity
+            if is_one and (call.op == "all_gather" or call.reduce in _SUMS):
+                by_call[call.group, call.number][rank] = call
+    return by_call
+
+
 def _copies_in_steps(observed: Observations) -> list[InputCopy]:
     """Return the copies from the host in the second step, the largest first; one per line of the script."""
     first = next((event.row for event in observed.of_kind(EventKind.OPTIMIZER_STEP)), 0)
     copies = {copy.place: copy for copy in observed.host_copies if copy.row > first and copy.num_bytes > 64}
     return sorted(copies.values(), key=lambda copy: -copy.num_bytes)
+
+
+def _loaders(observed: Observations) -> list[tuple[str, Line]]:
+    """Return where loaders that feed the training are made, and where batches are taken from them."""
+    passes = list(observed.of_kind(EventKind.LOADER))
+    passes = [event for event in passes if event.facts.get("trains")] or passes
+    made = [("makes the loader", Line(*event.facts["made"])) for event in passes]
+    return list(dict.fromkeys([*made, *(("takes batches", event.place) for event in passes)]))[:_MOST_COPIES]
 
 
 def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:

@@ -184,6 +184,7 @@ class Capture:
             _watcher(core, steps, flat_buffers, operators),
             Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
             mpi4py.package(place=lambda: (groups.rank, groups.world_size), new_group=groups.new_line),
+            *(() if observer is None else observer.packages),
             without=settings.without,
         )
         follow_descriptions(core, finder, operators)

@@ -14,7 +14,7 @@ __all__ = ["follow_files"]
 
 _MOST_FILES = 2_000
 _WRITES = os.O_WRONLY | os.O_RDWR
-_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_SYSTEM = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor")
 _CODE = (".py", ".pyc", ".so", ".lock")
 
 
@@ -34,7 +34,8 @@ def follow_files(log: EventLog, core: ModuleType) -> None:
         writes = bool(flags & _WRITES)
         count = seen[name, writes] = seen.get((name, writes), 0) + 1
         if count <= 2 and len(seen) < _MOST_FILES:
-            log.note(EventKind.WRITE if writes else EventKind.READ, path=os.path.realpath(name))
+            kind = EventKind.WRITE if writes else EventKind.READ
+            log.note(kind, path=os.path.realpath(name), truncates=bool(flags & os.O_TRUNC))
 
     def on_save(what: Any, target: Any, *args: Any, **options: Any) -> None:
         path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", None)

@@ -25,17 +25,25 @@ from sandtable.trace import (
     Race,
     RaceKind,
 )
+from sandtable.vgpu.observing.batch_norms import follow_batch_norms
 from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
+from sandtable.vgpu.observing.data_sets import follow_subsets
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
+from sandtable.vgpu.observing.frameworks import observed_frameworks
+from sandtable.vgpu.observing.loaded_states import follow_loaded_states
 from sandtable.vgpu.observing.loading import PassWatcher
 from sandtable.vgpu.observing.number_reads import follow_number_reads
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
+from sandtable.vgpu.observing.replicated import follow_replicated
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
+from sandtable.vgpu.observing.restored import follow_restored
+from sandtable.vgpu.observing.seeds import follow_seeds
 from sandtable.vgpu.observing.training import follow_training
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
+from sandtable.vgpu.packages import Package
 
 __all__ = ["Observer", "observe"]
 
@@ -49,6 +57,9 @@ _CALL_COLUMNS = {
     "place": "line",
 }
 _RACE_KINDS = tuple(RaceKind)
+_FOLLOWED = frozenset(
+    {EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH, EventKind.PADDED_GATHER}
+)
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -74,18 +85,29 @@ class Observer:
         self._data_parallel.install()
         self._wrappers.install()
         self._loaders.install()
+        follow_batch_norms(self.log)
+        follow_loaded_states(self.log)
+        follow_replicated(self.log)
+        follow_restored(self.log)
+        follow_seeds(self.log)
+        follow_subsets(self.log)
         follow_files(self.log, self._core)
         follow_replacements(self.log, self._parameters.has_optimizer)
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
         follow_number_reads(self.log)
 
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        """What is watched in packages that the script may import."""
+        return observed_frameworks(self.log, self._parameters)
+
     def follow(self) -> None:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
         self._core.follow_identities(False)
         self._core.follow_races(False)
         self._resources.stop()
-        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH})
+        self.log.only = _FOLLOWED
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""

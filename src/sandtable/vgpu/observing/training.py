@@ -12,7 +12,7 @@ from sandtable.vgpu.compatibility import torch_directory
 from sandtable.vgpu.failures import is_library
 from sandtable.vgpu.observing.events import EventLog, after, before
 
-__all__ = ["follow_training"]
+__all__ = ["follow_training", "is_called_by_library"]
 
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _TORCH = os.path.join(torch_directory(), "")
@@ -42,7 +42,10 @@ def follow_training(log: EventLog) -> None:
         GradScaler,
         "unscale_",
         lambda self, optimizer: log.note(
-            EventKind.UNSCALE, subject=number("optimizer", optimizer), is_enabled=bool(self._enabled)
+            EventKind.UNSCALE,
+            subject=number("optimizer", optimizer),
+            is_enabled=bool(self._enabled),
+            has_scaled=self._scale is not None,
         ),
     )
     before(
@@ -53,6 +56,7 @@ def follow_training(log: EventLog) -> None:
             subject=number("optimizer", optimizer),
             is_enabled=bool(self._enabled),
             was_unscaled=_is_unscaled(self, optimizer),
+            has_scaled=self._scale is not None,
         ),
     )
     _follow_schedulers(log)
@@ -90,16 +94,25 @@ def _follow_schedulers(log: EventLog) -> None:
             EventKind.SCHEDULER_STEP,
             subject=log.number_of("scheduler", self),
             name=type(self).__name__,
-            optimizer=log.number_of("optimizer", self.optimizer),
+            optimizer=log.number_of("optimizer", _innermost(self.optimizer)),
             is_initial=bool(getattr(self, "_is_initial", False)),
             horizon=_horizon(self),
-            is_by_library=_is_called_by_library(),
+            is_by_library=is_called_by_library(),
         ),
     )
 
 
-def _is_called_by_library() -> bool:
-    """Return whether a library that is not torch, such as Accelerate, steps the scheduler for the script."""
+def _innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside of those that wrap it, as Accelerate's do."""
+    from torch.optim import Optimizer
+
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def is_called_by_library() -> bool:
+    """Return whether a library that is not torch, such as Accelerate, makes the call that is watched."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
