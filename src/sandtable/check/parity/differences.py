@@ -43,6 +43,8 @@ class Measured:
     update: RankValues
     plan: ReferencePlan
     rtol: float
+    drawn: tuple[RankValues, ...] = ()
+    """The ranks as they drew masks, if they were compared without."""
 
     def replica_of(self, rank: int) -> RankValues | None:
         """Return the single process that read what this rank did, and nothing else."""

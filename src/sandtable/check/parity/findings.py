@@ -19,13 +19,18 @@ __all__ = ["RULE", "parity_findings"]
 
 RULE = "parity"
 
+_SAME_WEIGHT = 0.01
+
 
 def parity_findings(measured: Measured) -> tuple[Finding, ...]:
     """Return what differs between the ranks and a single process."""
     _require_equal_starts(measured)
     differences = compare_gradients(measured)
     weights = stream_weights(measured, differences[0].update) if differences and len(measured.replicas) > 1 else None
-    if weights is not None and abs(sum(weights) - 1) <= 10 * measured.rtol:
+    tolerance = max(_SAME_WEIGHT, 2 * measured.rtol)
+    if weights is not None and max(weights) - min(weights) <= tolerance * max(map(abs, weights)):
+        weights = None
+    if weights is not None and abs(sum(weights) - 1) <= tolerance:
         return (_weighted(weights, differences), *shared_draws(measured))
     if weights is not None and all(find_cause(one, measured).kind is CauseKind.OTHER for one in differences):
         return (_finding(ratio_cause(sum(weights), measured), differences, (), measured), *shared_draws(measured))
@@ -56,7 +61,11 @@ def _gradients(differences: Sequence[Difference], measured: Measured) -> Iterato
     telling = [cause for cause in causes if cause.kind is not CauseKind.OTHER]
     rest = [difference for cause in causes if cause.kind is CauseKind.OTHER for difference in by_cause[cause]]
     for number, cause in enumerate(telling or causes):
-        yield _finding(cause, by_cause[cause], rest if telling and number == 0 else (), measured)
+        alike = by_cause[cause]
+        found = alike[0].likeness
+        if cause.kind is CauseKind.RATIO and found is not None:
+            cause = ratio_cause(found.ratio, measured, [one.name for one in alike])
+        yield _finding(cause, alike, rest if telling and number == 0 else (), measured)
 
 
 def _finding(
