@@ -144,8 +144,8 @@ def _tied_part(difference: Difference, measured: Measured, tolerance: float) -> 
             if rank != difference.rank and likeness(own.astype(np.float64) + gradient, whole).error <= 2 * tolerance:
                 return Cause(
                     kind=CauseKind.PART,
-                    what=f"is only a part: with that of `{name}` on rank {rank}, which holds a copy of the weight, it is "
-                    "the single-process gradient",
+                    what=f"is only a part: with that of `{name}` on rank {rank}, a copy of the weight, it is the "
+                    "single-process gradient",
                     guess="is a reduction between the stages that share the weight missing?",
                     remedy="all-reduce the gradients of both copies over a group of their ranks before the update",
                 )

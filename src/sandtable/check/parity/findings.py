@@ -58,8 +58,15 @@ def _gradients(differences: Sequence[Difference], measured: Measured) -> Iterato
     for difference in differences:
         by_cause[find_cause(difference, measured)].append(difference)
     causes = sorted(by_cause, key=lambda cause: (cause.kind, -len(by_cause[cause])))
-    telling = [cause for cause in causes if cause.kind is not CauseKind.OTHER]
-    rest = [difference for cause in causes if cause.kind is CauseKind.OTHER for difference in by_cause[cause]]
+    is_mixed = any(cause.kind is CauseKind.OTHER for cause in causes)
+    # (A factor that no group explains comes with clipping by hand, from the norm of those that differ otherwise.)
+    follows = {cause for cause in causes if is_mixed and cause.kind is CauseKind.RATIO and not cause.guess}
+    causes.sort(key=lambda cause: cause in follows)
+    telling = [cause for cause in causes if cause.kind is not CauseKind.OTHER and cause not in follows]
+    rest = [difference for cause in causes if cause not in telling for difference in by_cause[cause]]
+    if follows and not telling:
+        telling = [cause for cause in causes if cause not in follows]
+        rest = [difference for cause in follows for difference in by_cause[cause]]
     for number, cause in enumerate(telling or causes):
         alike = by_cause[cause]
         found = alike[0].likeness
@@ -79,7 +86,7 @@ def _finding(
     if others:
         shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
         evidence.insert(
-            1, Evidence(ranks=_ranks(rest), text=f"also have other gradients of {len(others)} parameters: {shown}")
+            1, Evidence(ranks=_ranks(rest), text=f"also have other gradients of {shown} ({len(others)} in all)")
         )
     evidence += [Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)]
     masks = measured.plan.unmatched_masks
