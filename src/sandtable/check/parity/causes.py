@@ -42,6 +42,8 @@ class Cause:
     what: str
     guess: str = ""
     remedy: str = ""
+    is_explained: bool = True
+    """Whether the sizes of groups explain a ratio."""
 
 
 def find_cause(difference: Difference, measured: Measured) -> Cause:
@@ -144,7 +146,7 @@ def _tied_part(difference: Difference, measured: Measured, tolerance: float) -> 
             if rank != difference.rank and likeness(own.astype(np.float64) + gradient, whole).error <= 2 * tolerance:
                 return Cause(
                     kind=CauseKind.PART,
-                    what=f"is only a part: with that of `{name}` on rank {rank}, a copy of the weight, it is the "
+                    what=f"is only a part: with that of `{name}`, a copy of the weight on another rank, it is the "
                     "single-process gradient",
                     guess="is a reduction between the stages that share the weight missing?",
                     remedy="all-reduce the gradients of both copies over a group of their ranks before the update",
@@ -184,9 +186,13 @@ def ratio_cause(ratio: float, measured: Measured, names: Collection[str] = ()) -
     for size in sorted(groups - known - {1}):
         if _is_close(ratio, size) or _is_close(ratio, 1 / size):
             guesses.append(f"a group of {size} ranks counted {'once too often' if ratio > 1 else 'as a divisor too'}")
+    is_explained = bool(guesses)
+    if not guesses and not are_few and 0.5 < ratio < 2:
+        guesses.append("clipped by the norm of a part of the model")
     return Cause(
         kind=CauseKind.RATIO,
         what=f"is {_number(ratio)} times the single-process gradient",
+        is_explained=is_explained,
         guess=", or ".join(guesses) + "?" if guesses else "",
         remedy=f"the gradient must be the mean over the {dp} data-parallel ranks of what each copy of the model "
         f"computes (dp {dp}, {model} ranks per copy): check the divisor of the loss and every all-reduce on its way",
@@ -217,4 +223,6 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _number(ratio: float) -> str:
+    if 0 < abs(ratio - 1) < 0.05:
+        return f"{ratio:.4g}"
     return f"{ratio:.1f}" if abs(ratio * 10 - round(ratio * 10)) < 0.02 and abs(ratio) >= 0.1 else f"{ratio:.3g}"

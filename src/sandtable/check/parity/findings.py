@@ -60,7 +60,7 @@ def _gradients(differences: Sequence[Difference], measured: Measured) -> Iterato
     causes = sorted(by_cause, key=lambda cause: (cause.kind, -len(by_cause[cause])))
     is_mixed = any(cause.kind is CauseKind.OTHER for cause in causes)
     # (A factor that no group explains comes with clipping by hand, from the norm of those that differ otherwise.)
-    follows = {cause for cause in causes if is_mixed and cause.kind is CauseKind.RATIO and not cause.guess}
+    follows = {cause for cause in causes if is_mixed and cause.kind is CauseKind.RATIO and not cause.is_explained}
     causes.sort(key=lambda cause: cause in follows)
     telling = [cause for cause in causes if cause.kind is not CauseKind.OTHER and cause not in follows]
     rest = [difference for cause in causes if cause not in telling for difference in by_cause[cause]]
