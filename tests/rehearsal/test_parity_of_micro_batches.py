@@ -74,8 +74,11 @@ class Checker:
         self._script = folder / "train.py"
 
     def __call__(self, text: str, *patch: str, ranks: int = 2, single: str = "", shrink: str = "") -> Parity:
-        assert not patch or text.count(patch[0]) == 1
-        self._script.write_text(text.replace(*patch) if patch else text)
+        if patch:
+            right, wrong = patch
+            assert text.count(right) == 1
+            text = text.replace(right, wrong)
+        self._script.write_text(text)
         options = LaunchOptions(ranks_per_node=ranks, launcher=self._launcher)
         return check_parity(self._script, nodes=1, parity=ParityOptions(single=single, shrink=shrink), options=options)
 

@@ -87,6 +87,7 @@ for _ in range(3):
             dist.recv(g, src=me + dp)
             y.backward(g)
         if not first:
+            assert x.grad is not None
             dist.send(x.grad, dst=me - dp)
     if args.stages > 1 and (first or last):
         dist.all_reduce(net.tied.grad, group=emb_group)

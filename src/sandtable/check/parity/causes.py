@@ -143,7 +143,8 @@ def _tied_part(difference: Difference, measured: Measured, tolerance: float) -> 
     whole = difference.slot.read(expected.reshape(measured.plan.layout.shapes[difference.name]))
     for rank in measured.stream_of(difference.rank):
         for name, gradient in _copies_of(value, measured.parallel[rank], difference).items():
-            if rank != difference.rank and likeness(own.astype(np.float64) + gradient, whole).error <= 2 * tolerance:
+            is_other = name not in measured.plan.layout.slots[rank]
+            if is_other and likeness(own.astype(np.float64) + gradient, whole).error <= 2 * tolerance:
                 return Cause(
                     kind=CauseKind.PART,
                     what=f"is only a part: with that of `{name}`, a copy of the weight on another rank, it is the "
