@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sandtable.check.parity.differences import Difference, Measured, likeness
+from sandtable.check.parity.differences import Difference, Measured, clear_names, likeness
 from sandtable.check.parity.losses import losses_agree
 from sandtable.trace.real_values import RankValues
 
@@ -166,8 +166,9 @@ def _copies_of(value: Array, values: RankValues, difference: Difference) -> Mapp
     return found
 
 
-def ratio_cause(ratio: float, measured: Measured, names: Collection[str] = ()) -> Cause:
-    """Return the cause of gradients that are `ratio` times the expected ones, of parameters of these names."""
+def ratio_cause(ratio: float, measured: Measured, alike: Sequence[Difference] = ()) -> Cause:
+    """Return the cause of gradients that are `ratio` times the expected ones; `alike` are those that are."""
+    names = {one.name for one in alike}
     num_ranks, dp = len(measured.parallel), len(measured.plan.streams)
     model = max(num_ranks // dp, 1)
     guesses = []
@@ -178,7 +179,8 @@ def ratio_cause(ratio: float, measured: Measured, names: Collection[str] = ()) -
         (num_ranks, "summed over all ranks and never divided", "divided by all ranks once too often"),
         (_num_passes(measured), "never divided by the micro-batches", "divided by the micro-batches twice"),
     ]
-    are_copies, are_few = _are_only_copies(names, measured), 0 < len(set(names)) < len(measured.plan.layout.shapes)
+    are_copies = _are_only_copies(names, measured)
+    are_few = bool(alike) and not clear_names(measured, alike[0]) <= names
     for size, summed, divided in of_copies if are_copies else [] if are_few else of_all:
         if size > 1:
             guesses += [summed] if _is_close(ratio, size) else [divided] if _is_close(ratio, 1 / size) else []

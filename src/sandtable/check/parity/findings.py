@@ -71,7 +71,7 @@ def _gradients(differences: Sequence[Difference], measured: Measured) -> Iterato
         alike = by_cause[cause]
         found = alike[0].likeness
         if cause.kind is CauseKind.RATIO and found is not None:
-            cause = ratio_cause(found.ratio, measured, [one.name for one in alike])
+            cause = ratio_cause(found.ratio, measured, alike)
         yield _finding(cause, alike, rest if telling and number == 0 else (), measured)
 
 
