@@ -44,7 +44,7 @@ def _stale(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
     made = places_where_made(observed)
     for optimizer, steps in _steps(observed).items():
         unheld = set.intersection(*(set(step.facts["unheld"]) for step in steps))
-        if not unheld or not all(_is_idle(step) for step in steps):
+        if not unheld or _frozen(observed, optimizer) or not all(_is_idle(step) for step in steps):
             continue
         yield (
             Sighting(text="makes the optimizer", place=made.get(optimizer, Line())),
@@ -63,7 +63,8 @@ def _is_idle(step: ScriptEvent) -> bool:
 
 def _not_optimized(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
     steps = [step for steps in _steps(observed).values() for step in steps]
-    if not steps or any(step.facts["foreign"] for step in steps) or any(_is_idle(step) for step in steps):
+    idle = [step for step in steps if _is_idle(step) and not _frozen(observed, step.subject)]
+    if not steps or idle or any(step.facts["foreign"] for step in steps):
         return
     unheld = set.intersection(*(set(step.facts["unheld"]) for step in steps)) - _changed(observed)
     if not unheld:
@@ -74,10 +75,22 @@ def _not_optimized(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
         for number, place in places_where_made(observed).items()
         if number in numbers
     )
+    frozen = (
+        Sighting(text=f"gives it only {names_of(observed, held)}, which are frozen", place=place)
+        for number, place in places_where_made(observed).items()
+        if number in numbers and (held := _frozen(observed, number))
+    )
     names = names_of(observed, sorted(unheld))
     backward = next(observed.of_kind(EventKind.BACKWARD), None)
     computing = (Sighting(text=f"computes gradients of {names}", place=backward.place),) if backward else ()
-    yield (*optimizers, *computing, Sighting(text="updates other parameters only", place=steps[0].place))
+    yield (*optimizers, *frozen, *computing, Sighting(text="updates other parameters only", place=steps[0].place))
+
+
+def _frozen(observed: Observations, optimizer: int) -> tuple[int, ...]:
+    """Return the parameters that an optimizer holds if all of them are the model's and need no gradient."""
+    held = next((one.parameters for one in observed.optimizers if one.optimizer == optimizer), ())
+    is_frozen = all(number >= 0 and not observed.parameters[number].requires_grad for number in held)
+    return held if is_frozen else ()
 
 
 def _changed(observed: Observations) -> set[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sandtable.check.relations import RankTable
-from sandtable.trace import CallIdentity, EventKind, Observations, Trace, WatchedParameter
+from sandtable.trace import CallIdentity, EventKind, Line, Observations, Trace, WatchedParameter
 
 __all__ = ["Numbers", "ParameterCopy", "are_different", "first_difference", "grouped", "replicas_of", "trained_copies"]
 
@@ -40,7 +40,11 @@ class ParameterCopy:
     gradients: tuple[Numbers, ...]
     later: tuple[Numbers, ...]
     """What it held before each later update, and at the end."""
+    pauses: tuple[tuple[int, int], ...]
+    """The rows between an update and `later`."""
     groups: tuple[tuple[int, ...], ...]
+    written: tuple[Line, ...]
+    """Where its gradient was last written before each update, as far as that was noted."""
 
     @property
     def key(self) -> Key:
@@ -99,14 +103,26 @@ def first_difference(copies: Sequence[ParameterCopy], table: RankTable) -> int:
     num_updates = min(min(len(copy.values) - 1, len(copy.gradients)) for copy in copies)
     for number in range(num_updates):
         if are_different([copy.values[number + 1] for copy in copies]) or not _are_joined(copies, table):
-            return -1 if _become_one_again(copies, number) else number
+            moments = range(number, min(len(copy.later) for copy in copies))
+            return -1 if any(_are_averaged(copies, moment, table) for moment in moments) else number
     return -1
 
 
-def _become_one_again(copies: Sequence[ParameterCopy], number: int) -> bool:
-    """Return whether copies that differ after an update are equal later: local SGD averages from time to time."""
-    moments = zip(*(copy.later[number:] for copy in copies), strict=False)
-    return any(row[0].are_known and len({numbers.identity for numbers in row}) == 1 for row in moments)
+def _are_averaged(copies: Sequence[ParameterCopy], number: int, table: RankTable) -> bool:
+    """Return whether copies have become one again behind an update, as in local SGD.
+
+    What each rank has updated is lost if one copy takes the place of the others. Copies that no update has changed may
+    well be replaced: they are another rank's to update.
+    """
+    if len({copy.later[number].identity for copy in copies}) > 1 or not copies[0].later[number].are_known:
+        return False
+    if any(number >= min(len(copy.values) - 1, len(copy.pauses)) for copy in copies):
+        return True
+    is_each_updated = all(copy.values[number + 1] != copy.values[number] for copy in copies)
+    if not is_each_updated or not are_different(copy.values[number + 1] for copy in copies):
+        return True
+    calls = [call for copy in copies for call in table.ranks[copy.rank].calls_between(*copy.pauses[number])]
+    return not calls or any(call.op != "broadcast" for call in calls)
 
 
 def are_different(numbers: Iterable[Numbers]) -> bool:
@@ -127,6 +143,10 @@ def _copies_of(observed: Observations) -> Iterator[ParameterCopy]:
     """Yield a rank's copies of the parameters that it holds whole."""
     rows = {of: [row for row in observed.snapshots if row.of == of] for of in ("parameters", "gradients", "before")}
     groups = {number: scale.groups for scale in observed.scales for number in scale.parameters}
+    written: dict[int, list[Line]] = defaultdict(list)
+    for scale in observed.scales:
+        for number in scale.parameters:
+            written[number].append(scale.written)
     for number, parameter in enumerate(observed.parameters):
         if parameter.is_sharded or parameter.is_buffer or not parameter.requires_grad:
             continue
@@ -142,7 +162,11 @@ def _copies_of(observed: Observations) -> Iterator[ParameterCopy]:
             values=values,
             gradients=gradients,
             later=later,
+            pauses=tuple(
+                zip((row.row for row in rows["parameters"][1:]), (row.row for row in rows["before"]), strict=False)
+            ),
             groups=groups.get(number, ()),
+            written=tuple(written[number]),
         )
 
 

@@ -64,6 +64,11 @@ class RankFacts:
         updates = [row for row, kind in self._turns if kind is EventKind.OPTIMIZER_STEP]
         return updates[0] if len(updates) > 1 else self.first_row
 
+    def calls_between(self, first: int, last: int) -> list[CallIdentity]:
+        """Return the collectives between two rows, of more than a few numbers."""
+        calls = self.observed.calls
+        return [call for call in calls if first <= call.row < last and call.num_bytes >= _MANY_BYTES]
+
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The identities of what came from the host while training, or else was drawn on the card."""

@@ -52,6 +52,7 @@ def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterato
 def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report parameters that start alike on ranks with different samples, and get a gradient of each rank's own."""
     for ranks, parameters in _diverging(trace, by_gradient=True).items():
+        changes = _last_changes(parameters[0])
         yield Finding(
             rule="gradients-not-reduced",
             severity=Severity.ERROR,
@@ -61,11 +62,14 @@ def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[F
             evidence=(
                 *_reductions(trace, parameters[0]),
                 *_events(trace, ranks, EventKind.BACKWARD, "computes its gradients"),
+                *changes,
                 *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "updates its parameters"),
                 *(own_draws := tuple(_own_draws(trace, ranks))),
             ),
             remedy=_REMEDY_OF_DRAWS
             if own_draws
+            else "change a gradient in the same way on all ranks that hold the parameter, or on none"
+            if changes
             else "average the gradients over these ranks before the update: let the forward pass go through "
             "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG",
         )
@@ -129,6 +133,17 @@ def _ranks(copies: Copies) -> tuple[int, ...]:
 
 def _names(parameters: Sequence[Copies]) -> str:
     return few_names([copies[0].parameter.name for copies in parameters])
+
+
+def _last_changes(copies: Copies) -> tuple[Evidence, ...]:
+    """Return where the ranks last wrote this gradient, if they did so on different lines: some change it by hand."""
+    alike = grouped(copies, lambda copy: copy.written[:1])
+    if len(alike) < 2 or not all(copy.written and copy.written[0].file for copy in copies):
+        return ()
+    name = copies[0].parameter.name
+    return tuple(
+        at_line(_ranks(members), f"writes its gradient of {name} last", members[0].written[0]) for members in alike
+    )
 
 
 def _places(copies: Copies) -> Iterator[Evidence]:

@@ -196,6 +196,8 @@ class GradientScale:
     """The ranks of each group over which they were summed."""
     groups_again: tuple[tuple[int, ...], ...]
     """Those over which they were summed once more."""
+    written: Line = _NOWHERE
+    """Where they were last written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

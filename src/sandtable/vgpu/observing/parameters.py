@@ -153,11 +153,13 @@ class ParameterWatcher:
         """Note over which groups the gradients were summed, and what they were multiplied by."""
         if len(self.scales) >= _MOST_SCALES:
             return
-        alike: dict[tuple[float, int, int], list[int]] = {}
-        for number, scale in enumerate(self._log.core.scales_of([_local(gradient) for gradient in gradients])):
+        alike: dict[tuple[tuple[float, int, int], tuple[str, int]], list[int]] = {}
+        tensors = [_local(gradient) for gradient in gradients]
+        scales, places = self._log.core.scales_of(tensors), self._log.core.places_of(tensors)
+        for number, (scale, (_, written)) in enumerate(zip(scales, places, strict=True)):
             if gradients[number] is not None:
-                alike.setdefault(scale, []).append(number)
-        for (factor, summed_over, summed_again), parameters in alike.items():
+                alike.setdefault((scale, written), []).append(number)
+        for ((factor, summed_over, summed_again), written), parameters in alike.items():
             self.scales.append(
                 GradientScale(
                     row=self._log.core.num_rows(),
@@ -167,6 +169,7 @@ class ParameterWatcher:
                     factor=factor,
                     groups=self._members(summed_over),
                     groups_again=self._members(summed_again),
+                    written=Line(*written),
                 )
             )
 
