@@ -68,7 +68,8 @@ def unoverlapped_buckets(trace: Trace, timeline: Timeline | None) -> Iterator[Fi
             ranks=row.ranks,
             evidence=(*_evidence(row.ranks, counts, reductions), *_wrappings(trace, row.representative)),
             remedy="let DistributedDataParallel reduce, in buckets of its usual size (bucket_cap_mb=25); with FSDP, "
-            "shard each layer by itself before the whole model",
+            "shard each layer by itself before the whole model; with ZeRO, set overlap_comm and a smaller "
+            "reduce_bucket_size",
         )
 
 

@@ -22,6 +22,11 @@ __all__ = ["gradients_not_reduced", "replicas_diverge", "replicas_start_differen
 
 Copies = Sequence[ParameterCopy]
 
+_REMEDY = (
+    "average the gradients over these ranks before the update: let the forward pass go through "
+    "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG"
+)
+_REMEDY_OF_CHANGES = "change a gradient in the same way on all ranks that hold the parameter, or on none"
 _REMEDY_OF_DRAWS = (
     "where ranks hold the same activations, let them draw the same random numbers (one seed per model, others only "
     "inside the parts that are cut), or average these gradients over the ranks before the update"
@@ -52,7 +57,8 @@ def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterato
 def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report parameters that start alike on ranks with different samples, and get a gradient of each rank's own."""
     for ranks, parameters in _diverging(trace, by_gradient=True).items():
-        changes = _last_changes(parameters[0])
+        changes, own_draws = _last_changes(parameters[0]), tuple(_own_draws(trace, ranks))
+        remedy = _REMEDY_OF_DRAWS if own_draws else _REMEDY_OF_CHANGES if changes else _REMEDY
         yield Finding(
             rule="gradients-not-reduced",
             severity=Severity.ERROR,
@@ -64,14 +70,9 @@ def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[F
                 *_events(trace, ranks, EventKind.BACKWARD, "computes its gradients"),
                 *changes,
                 *_events(trace, ranks, EventKind.OPTIMIZER_STEP, "updates its parameters"),
-                *(own_draws := tuple(_own_draws(trace, ranks))),
+                *own_draws,
             ),
-            remedy=_REMEDY_OF_DRAWS
-            if own_draws
-            else "change a gradient in the same way on all ranks that hold the parameter, or on none"
-            if changes
-            else "average the gradients over these ranks before the update: let the forward pass go through "
-            "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG",
+            remedy=remedy,
         )
 
 

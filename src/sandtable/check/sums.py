@@ -80,6 +80,8 @@ def identical_shards(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
     """Report activations that are equal on all ranks which add them up or put them side by side."""
     ops = ("all_reduce", "reduce_scatter", "all_gather")
     for ranks, calls in _equal_sums(trace, ops=ops, of_activations=True):
+        if _are_replicas(trace.observations[ranks[0]], ranks):
+            continue  # what they gather is alike because their samples are
         yield Finding(
             rule="identical-shards",
             severity=Severity.WARNING,
@@ -175,6 +177,16 @@ def _sums(trace: Trace, *, ops: Sequence[str], of_activations: bool) -> dict[Cal
             if is_one and (call.op == "all_gather" or call.reduce in _SUMS):
                 by_call[call.group, call.number][rank] = call
     return by_call
+
+
+def _are_replicas(observed: Observations, ranks: Sequence[int]) -> bool:
+    """Return whether these ranks add up most of their gradients, as parts of one model do not."""
+    last = max((scale.step for scale in observed.scales), default=0)
+    sizes: Counter[bool] = Counter()
+    for scale in observed.scales:
+        if scale.step == last:
+            sizes[any(set(ranks) <= set(group) for group in scale.groups)] += len(scale.parameters)
+    return sizes[True] > sizes[False]
 
 
 def _copies_in_steps(observed: Observations) -> list[InputCopy]:

@@ -62,9 +62,13 @@ class PassWatcher:
                 event.facts["workers"] = found  # type: ignore[index]
 
     def begin_backward(self) -> None:
-        """Note that the passes under way are for training."""
-        for facts in self._under_way.values():
-            facts["trains"] = True
+        """Note that the passes under way are for training: those that go on, not a look at the first batch.
+
+        If none goes on, `next(iter(loader))` has made the batch.
+        """
+        going_on = {facts["pass"] for facts in self._passes.values()} & self._under_way.keys()
+        for number in going_on or self._under_way.keys():
+            self._under_way[number]["trains"] = True
         self._under_way.clear()
 
     def _on_made(self, result: None, loader: Any, *args: Any, **options: Any) -> None:

@@ -98,15 +98,16 @@ class ResourceWatcher:
         return loaded
 
     def _on_batch(self, take: Callable[[], Any], batches: Any) -> Any:
-        start = time.perf_counter_ns()
+        start, queued = time.perf_counter_ns(), _queued_ns()
         batch = take()
         if not self._is_over and len(self.waits) < _MOST_WAITS:
+            taken = time.perf_counter_ns() - start - (_queued_ns() - queued)
             self.waits.append(
                 InputWait(
                     loader=self._log.number_of("loader iterator", batches),
                     batch=int(batches._num_yielded),
                     step=self._step,
-                    nanoseconds=time.perf_counter_ns() - start,
+                    nanoseconds=max(taken, 0),
                     num_workers=int(batches._num_workers),
                     place=self._log.place(),
                 )
@@ -147,6 +148,15 @@ def _card_of_node(device: int) -> int:
 
 def _bytes_on_cards(core: ModuleType) -> dict[int, int]:
     return {card: sum(use[1] for use in core.memory_living(card)) for card in range(core.num_cards())}
+
+
+def _queued_ns() -> int:
+    """Return how long this thread has waited for a core that others had, as far as the kernel tells."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _around(owner: Any, name: str, notice: Callable[..., Any]) -> None:
