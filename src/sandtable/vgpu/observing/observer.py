@@ -29,11 +29,13 @@ from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
+from sandtable.vgpu.observing.host_views import follow_host_views
 from sandtable.vgpu.observing.loading import PassWatcher
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.whole_tensors import follow_whole_tensors
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
 
 __all__ = ["Observer", "observe"]
@@ -74,9 +76,11 @@ class Observer:
         self._wrappers.install()
         self._loaders.install()
         follow_files(self.log, self._core)
+        follow_host_views(self._core)
         follow_replacements(self.log, self._parameters.has_optimizer)
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
+        follow_whole_tensors(self.log)
 
     def follow(self) -> None:
         """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
