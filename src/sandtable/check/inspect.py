@@ -26,12 +26,18 @@ from sandtable.check.data_parts import overlapping_samples, split_differs
 from sandtable.check.decisions import unshared_decision
 from sandtable.check.epochs import epoch_order, sampler_shards
 from sandtable.check.evaluation import metric_not_shared, padded_evaluation
+from sandtable.check.every_step import (
+    barrier_in_loop,
+    checkpoint_in_loop,
+    needless_broadcast,
+    weights_gathered_in_loop,
+)
 from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
 from sandtable.check.growth import memory_grows
 from sandtable.check.held_parameters import parameters_not_optimized, stale_parameters
 from sandtable.check.host_memory import host_copies
-from sandtable.check.host_reads import host_read_in_loop
+from sandtable.check.host_reads import host_copy_in_loop, host_read_in_loop
 from sandtable.check.incomplete import not_captured, unsure_classes
 from sandtable.check.input import input_bound
 from sandtable.check.loaded_states import nothing_loaded
@@ -40,7 +46,13 @@ from sandtable.check.loss_scaling import loss_not_scaled
 from sandtable.check.meetings import MEETING_RULES
 from sandtable.check.micro_batches import micro_batches_miscounted, step_beside_engine
 from sandtable.check.overlap import tiny_collectives, unoverlapped_buckets
-from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
+from sandtable.check.races import (
+    memory_reused_early,
+    overwritten_while_sent,
+    read_before_copied,
+    stream_race,
+    unawaited_collective,
+)
 from sandtable.check.recomputation import needless_recompute
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.replicated import replicated_differs
@@ -69,7 +81,9 @@ Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 RULES: dict[str, Rule] = {
     "all-ranks-on-one-device": all_ranks_on_one_device,
     "averaged-twice": averaged_twice,
+    "barrier-in-loop": barrier_in_loop,
     "batch-norm-not-shared": batch_norm_not_shared,
+    "checkpoint-in-loop": checkpoint_in_loop,
     "checkpoint-on-one-card": checkpoint_on_one_card,
     "checkpoint-read-too-early": checkpoint_read_too_early,
     "checkpoint-written-by-all": checkpoint_written_by_all,
@@ -87,6 +101,7 @@ RULES: dict[str, Rule] = {
     "gradients-discarded": gradients_discarded,
     "gradients-not-reduced": gradients_not_reduced,
     "host-copies": host_copies,
+    "host-copy-in-loop": host_copy_in_loop,
     "host-read-in-loop": host_read_in_loop,
     "identical-shards": identical_shards,
     "input-bound": input_bound,
@@ -98,6 +113,7 @@ RULES: dict[str, Rule] = {
     "micro-batches-miscounted": micro_batches_miscounted,
     "missing-no-sync": missing_no_sync,
     "missing-zero-grad": missing_zero_grad,
+    "needless-broadcast": needless_broadcast,
     "needless-find-unused-parameters": needless_find_unused_parameters,
     "needless-recompute": needless_recompute,
     "no-gpu-work": no_gpu_work,
@@ -111,6 +127,7 @@ RULES: dict[str, Rule] = {
     "random-state-shared": random_state_shared,
     "ranks-draw-alike": ranks_draw_alike,
     "ranks-not-captured": not_captured,
+    "read-before-copied": read_before_copied,
     "reduced-twice": reduced_twice,
     "replicas-diverge": replicas_diverge,
     "replicas-start-different": replicas_start_different,
@@ -137,6 +154,7 @@ RULES: dict[str, Rule] = {
     "unoverlapped-buckets": unoverlapped_buckets,
     "unshared-decision": unshared_decision,
     "unsure-classes": unsure_classes,
+    "weights-gathered-in-loop": weights_gathered_in_loop,
     "workers-draw-alike": workers_draw_alike,
     "workers-repeat-samples": workers_repeat_samples,
     "wrong-device-ids": wrong_device_ids,

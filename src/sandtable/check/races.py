@@ -1,4 +1,4 @@
-"""Races: kernels on different streams that touch the same memory in no order.
+"""Races: kernels on different streams, or a copy and the host, that touch the same memory in no order.
 
 They are found from the order of streams, events and waits, as a race detector finds those of threads, so they are there
 whatever the timing of one run is.
@@ -14,7 +14,15 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import EventKind, Line, Race, RaceKind, Trace
 
-__all__ = ["memory_reused_early", "overwritten_while_sent", "stream_race", "unawaited_collective"]
+__all__ = [
+    "memory_reused_early",
+    "overwritten_while_sent",
+    "read_before_copied",
+    "stream_race",
+    "unawaited_collective",
+]
+
+_OF_THE_HOST = (RaceKind.HOST_READ, RaceKind.HOST_WRITE)
 
 
 def unawaited_collective(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -34,9 +42,20 @@ def unawaited_collective(trace: Trace, timeline: Timeline | None) -> Iterator[Fi
 
 
 def overwritten_while_sent(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
-    """Report buffers that are written while a collective or a message may still read or write them."""
+    """Report buffers that are written while a collective, a message or a copy may still read or write them."""
     for race, ranks in _races(trace):
-        if race.is_earlier_call and race.kind in (RaceKind.WRITE_AFTER_READ, RaceKind.WRITE_AFTER_WRITE):
+        if race.kind is RaceKind.HOST_WRITE:
+            yield Finding(
+                rule="overwritten-while-sent",
+                severity=Severity.ERROR,
+                message="pinned memory must stay as it is until the copy that uses it is over, but the host writes to "
+                "it and has not waited for the copy",
+                ranks=ranks,
+                evidence=_host_evidence(race, ranks),
+                remedy="record an event after the copy and call event.synchronize() before the buffer is filled again, "
+                "or pin a new tensor for each batch, as DataLoader(pin_memory=True) does",
+            )
+        elif race.is_earlier_call and race.kind in (RaceKind.WRITE_AFTER_READ, RaceKind.WRITE_AFTER_WRITE):
             yield Finding(
                 rule="overwritten-while-sent",
                 severity=Severity.ERROR,
@@ -48,10 +67,28 @@ def overwritten_while_sent(trace: Trace, timeline: Timeline | None) -> Iterator[
             )
 
 
+def read_before_copied(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report numbers that the host reads while a copy from the card may still be writing them."""
+    for race, ranks in _races(trace):
+        if race.kind is RaceKind.HOST_READ:
+            yield Finding(
+                rule="read-before-copied",
+                severity=Severity.ERROR,
+                message="a copy to the host with non_blocking=True is not over when the call returns, but the host "
+                "reads what it may still be writing",
+                ranks=ranks,
+                evidence=_host_evidence(race, ranks),
+                remedy="wait before the numbers are read: record an event after the copy and call event.synchronize(), "
+                "or leave non_blocking=True out (tensor.cpu())",
+            )
+
+
 def stream_race(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report tensors that two streams use without an order between them."""
     for race, ranks in _races(trace):
-        if not race.is_earlier_call and race.kind is not RaceKind.REUSED and not _is_of_wrapping(trace, race, ranks[0]):
+        if race.is_earlier_call or _is_of_wrapping(trace, race, ranks[0]):
+            continue
+        if race.kind not in (RaceKind.REUSED, *_OF_THE_HOST):
             yield Finding(
                 rule="stream-race",
                 severity=Severity.ERROR,
@@ -110,6 +147,15 @@ def _evidence(race: Race, ranks: Iterable[int]) -> tuple[Evidence, ...]:
         at_line(ranks, f"issues {race.later} on stream {race.later_stream}", race.later_place)
         if race.kind is not RaceKind.REUSED
         else at_line(ranks, "takes the memory again", race.later_place),
+    )
+
+
+def _host_evidence(race: Race, ranks: Iterable[int]) -> tuple[Evidence, ...]:
+    ranks = tuple(ranks)
+    verb = "reads" if race.kind is RaceKind.HOST_READ else "writes"
+    return (
+        at_line(ranks, f"starts a copy on stream {race.earlier_stream}", race.earlier_place),
+        at_line(ranks, f"{verb} the memory on the host ({race.later})", race.later_place),
     )
 
 

@@ -117,6 +117,9 @@ class EventKind(StrEnum):
     """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
     WRITE = "write"
     SAVE = "save"
+    """A checkpoint has been written to `path`, of `num_bytes`."""
+    GATHER = "gather"
+    """The script asks for a sharded tensor, or for the weights of a sharded module, whole."""
     UNUSED_PARAMETERS = "unused parameters"
     """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
@@ -228,11 +231,15 @@ class RaceKind(StrEnum):
     WRITE_AFTER_WRITE = "write after write"
     REUSED = "reused"
     """The memory was freed and handed out again while another stream might still use it."""
+    HOST_READ = "host read"
+    """The host reads pinned memory that a copy from the card might still write."""
+    HOST_WRITE = "host write"
+    """The host writes pinned memory that a copy might still use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """Two kernels on different streams that touch the same memory in no order."""
+    """Two kernels on different streams, or a copy and the host, that touch the same memory in no order."""
 
     kind: RaceKind
     earlier: str

@@ -37,6 +37,7 @@ _UNITS = {
         "recorder",
         "real_values",
         "races",
+        "host_races",
         "identity",
         "gradient_scale",
         "gathers",
@@ -56,7 +57,7 @@ _UNITS = {
     ),
     "python": ("phase", "updates", "returns", "audit_events", "profiler", "nccl", "graphs", "module"),
 }
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w")  # as torch itself
 _LIBRARY = "sandtable_core.so"
 
 

@@ -14,6 +14,7 @@
 #include "audit_events.h"
 #include "device.h"
 #include "gathers.h"
+#include "host_races.h"
 #include "identity.h"
 #include "mean_losses.h"
 #include "nccl.h"
@@ -565,6 +566,9 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });
   m.def("call_identities", [] { return raw(call_table().identity); });
   m.def("races", &race_list);
+  m.def("host_reads_memory", &host_reads_memory);
+  m.def("begin_host_view", &begin_host_view);
+  m.def("end_host_view", &end_host_view);
   m.def("num_cards", [] { return VirtualAllocator::get().num_cards(); });
   m.def("memory_uses", [](int device) { return use_list(VirtualAllocator::get().uses(device)); });
   m.def("memory_living", [](int device) { return use_list(VirtualAllocator::get().living(device)); });

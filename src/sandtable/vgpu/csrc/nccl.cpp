@@ -333,7 +333,11 @@ class VirtualWork final : public c10d::Work {
         outputs_(std::move(outputs)),
         stream_(stream),
         source_(source) {}
-  bool isCompleted() override { return true; }
+  bool isCompleted() override {
+    for (uint32_t row : rows_)
+      host_saw_call(row);
+    return true;
+  }
   bool isSuccess() const override { return true; }
   int sourceRank() const override { return source_; }
   Tensors result() override { return outputs_; }

@@ -109,6 +109,7 @@ class Recorder {
   void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
   size_t num_rows();
   std::vector<Row> take_rows(size_t begin); // off the tape, from here to its end, except those of memory
+  bool is_main() const; // whether this is the thread that runs the script
   void host_sync(Sync what, uint16_t stream);
   uint32_t add_signature(std::string json);
   // A note is kept once for each (kind, text, line).
@@ -156,7 +157,6 @@ class Recorder {
 
  private:
   void write_down(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
-  bool is_main() const;
   void note_read(Sync what, uint32_t at_line);
   void keep_wait(uint32_t ref, uint16_t stream, int64_t value);
   void take(const Fences& fences);

@@ -8,7 +8,7 @@ from typing import Any
 
 from sandtable.trace import EventKind
 from sandtable.vgpu.failures import is_library
-from sandtable.vgpu.observing.events import EventLog, before
+from sandtable.vgpu.observing.events import EventLog, after
 
 __all__ = ["follow_files"]
 
@@ -37,10 +37,11 @@ def follow_files(log: EventLog, core: ModuleType) -> None:
             kind = EventKind.WRITE if writes else EventKind.READ
             log.note(kind, path=os.path.realpath(name), truncates=bool(flags & os.O_TRUNC))
 
-    def on_save(what: Any, target: Any, *args: Any, **options: Any) -> None:
+    def on_save(result: None, what: Any, target: Any, *args: Any, **options: Any) -> None:
         path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", None)
         if isinstance(path, str | os.PathLike):
-            log.note(EventKind.SAVE, path=os.path.realpath(os.fsdecode(path)))
+            size = os.path.getsize(path) if os.path.exists(path) else 0
+            log.note(EventKind.SAVE, path=os.path.realpath(os.fsdecode(path)), num_bytes=size)
 
     core.watch_audit_events(["open"], on_open)
-    before(torch, "save", on_save)
+    after(torch, "save", on_save)

@@ -32,6 +32,7 @@ from sandtable.vgpu.observing.data_sets import follow_subsets
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
 from sandtable.vgpu.observing.frameworks import observed_frameworks
+from sandtable.vgpu.observing.host_views import follow_host_views
 from sandtable.vgpu.observing.loaded_states import follow_loaded_states
 from sandtable.vgpu.observing.loading import PassWatcher
 from sandtable.vgpu.observing.number_reads import follow_number_reads
@@ -42,6 +43,7 @@ from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, hos
 from sandtable.vgpu.observing.restored import follow_restored
 from sandtable.vgpu.observing.seeds import follow_seeds
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.whole_tensors import follow_whole_tensors
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
 from sandtable.vgpu.packages import Package
 
@@ -92,10 +94,12 @@ class Observer:
         follow_seeds(self.log)
         follow_subsets(self.log)
         follow_files(self.log, self._core)
+        follow_host_views(self._core)
         follow_replacements(self.log, self._parameters.has_optimizer)
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
         follow_number_reads(self.log)
+        follow_whole_tensors(self.log)
 
     @property
     def packages(self) -> tuple[Package, ...]:

@@ -103,7 +103,8 @@ class RetentionWatcher:
         name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
         if name:
             place = place_of(name, _adds_to)
-            if id(thing) not in self._names and not place.file:
+            is_on_stack = place.file in {frame.f_code.co_filename for frame in _script_frames()}
+            if id(thing) not in self._names and not is_on_stack:
                 return  # a library's own
             self.holders[name] = TensorHolder(
                 name=name,
@@ -222,8 +223,8 @@ def _name_by_holder(thing: Any) -> str:
 
 
 def place_of(name: str, concerns: Callable[[ast.AST, str], bool]) -> Line:
-    """Return the first line of the running script's files that concerns the variable or attribute of this name."""
-    for file, names in {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}.items():
+    """Return the first line of the script's files, the running ones first, that concerns what has this name."""
+    for file, names in _script_files().items():
         try:
             tree = ast.parse("".join(linecache.getlines(file, names)))
         except (SyntaxError, ValueError):
@@ -232,6 +233,16 @@ def place_of(name: str, concerns: Callable[[ast.AST, str], bool]) -> Line:
             if concerns(node, name):
                 return Line(file, node.lineno, "")  # type: ignore[attr-defined]
     return Line()
+
+
+def _script_files() -> dict[str, Mapping[str, Any]]:
+    """Return the files of the script with the variables of their modules: those on the stack, then what it imported."""
+    files: dict[str, Mapping[str, Any]] = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and file not in files and not is_library(file):
+            files[file] = vars(module)
+    return files
 
 
 def _adds_to(node: ast.AST, name: str) -> bool:
