@@ -86,9 +86,8 @@ def read_before_copied(trace: Trace, timeline: Timeline | None) -> Iterator[Find
 def stream_race(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report tensors that two streams use without an order between them."""
     for race, ranks in _races(trace):
-        if race.is_earlier_call or _is_of_wrapping(trace, race, ranks[0]):
-            continue
-        if race.kind not in (RaceKind.REUSED, *_OF_THE_HOST):
+        is_of_streams = race.kind not in (RaceKind.REUSED, *_OF_THE_HOST)
+        if is_of_streams and not race.is_earlier_call and not _is_of_wrapping(trace, race, ranks[0]):
             yield Finding(
                 rule="stream-race",
                 severity=Severity.ERROR,
