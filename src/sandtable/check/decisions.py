@@ -107,16 +107,13 @@ def _assigned(statements: Sequence[ast.stmt], line: int) -> frozenset[str]:
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     targets[target.id].append(node)
-    others = {node.target.id for node in statements if isinstance(node, ast.AugAssign | ast.For) and _named(node)}
+    changed = (node.target for node in statements if isinstance(node, ast.AugAssign | ast.For))
+    others = {target.id for target in changed if isinstance(target, ast.Name)}
     return frozenset(
         name
         for name, nodes in targets.items()
         if len(nodes) == 1 and name not in others and _holds(nodes[0], line) and _is_transparent(nodes[0].value)
     )
-
-
-def _named(node: ast.AugAssign | ast.For) -> bool:
-    return isinstance(node.target, ast.Name)
 
 
 def _is_transparent(value: ast.expr) -> bool:
