@@ -16,7 +16,7 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Line, Trace
 
-__all__ = ["Choice", "choice_at", "unshared_decision"]
+__all__ = ["RoundChoice", "choice_at", "unshared_decision"]
 
 _TRANSPARENT = frozenset(
     (
@@ -31,7 +31,7 @@ _WORDS = {ast.Continue: "continue", ast.Break: "break"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RoundChoice:
     """An `if` that skips or leaves a round of a loop, by the word `how`, and the lines that it may leave out."""
 
     line: int
@@ -68,7 +68,7 @@ def unshared_decision(trace: Trace, timeline: Timeline | None) -> Iterator[Findi
         )
 
 
-def choice_at(file: str, line: int) -> Choice | None:
+def choice_at(file: str, line: int) -> RoundChoice | None:
     """Return the `if` that the number read on this line decides, if it skips or leaves a round of a loop."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -81,15 +81,15 @@ def choice_at(file: str, line: int) -> Choice | None:
     statements = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
     names = _assigned(statements, line)
     for node in statements:
-        if isinstance(node, ast.If) and node.lineno >= line - _height(node.test) and _is_asked(node, line, names):
+        if isinstance(node, ast.If) and node.lineno >= line - _height(node.test) and _is_decided_by(node, line, names):
             word = next((_WORDS[type(step)] for step in node.body if isinstance(step, ast.Continue | ast.Break)), "")
             if word:
                 first = (node.end_lineno or node.lineno) + 1 if word == "continue" else loop.lineno
-                return Choice(node.lineno, word, first, loop.end_lineno or loop.lineno)
+                return RoundChoice(node.lineno, word, first, loop.end_lineno or loop.lineno)
     return None
 
 
-def _is_asked(node: ast.If, line: int, names: frozenset[str]) -> bool:
+def _is_decided_by(node: ast.If, line: int, names: frozenset[str]) -> bool:
     """Return whether the condition reads the number on this line, or asks a name that holds it, and nothing else."""
     test = node.test
     if not _is_transparent(test):
@@ -107,7 +107,8 @@ def _assigned(statements: Sequence[ast.stmt], line: int) -> frozenset[str]:
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     targets[target.id].append(node)
-    others = {node.target.id for node in statements if isinstance(node, ast.AugAssign | ast.For) and _named(node)}
+    changed = (node.target for node in statements if isinstance(node, ast.AugAssign | ast.For))
+    others = {target.id for target in changed if isinstance(target, ast.Name)}
     return frozenset(
         name
         for name, nodes in targets.items()
@@ -115,16 +116,12 @@ def _assigned(statements: Sequence[ast.stmt], line: int) -> frozenset[str]:
     )
 
 
-def _named(node: ast.AugAssign | ast.For) -> bool:
-    return isinstance(node.target, ast.Name)
-
-
 def _is_transparent(value: ast.expr) -> bool:
     calls = (part for part in ast.walk(value) if isinstance(part, ast.Call))
     return all(getattr(call.func, "attr", getattr(call.func, "id", "")) in _TRANSPARENT for call in calls)
 
 
-def _left_out(trace: Trace, ranks: Sequence[int], file: str, choice: Choice) -> tuple[str, Line] | None:
+def _left_out(trace: Trace, ranks: Sequence[int], file: str, choice: RoundChoice) -> tuple[str, Line] | None:
     """Return a call, of a group with two of these ranks, on one of the lines that a rank may leave out."""
     for call in trace.observations[ranks[0]].calls:
         place, members = call.place, {*ranks} & {*(call.group or ranks)}
