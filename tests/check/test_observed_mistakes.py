@@ -184,3 +184,12 @@ def test_activations_of_different_samples_that_are_added_up_are_found() -> None:
     (found,) = findings("replicated-differs", *[step] * 4, **tensor_parallel([1, 2, 3, 4]))
     assert lines(found) == [10, 12]
     assert not findings("replicated-differs", *[step] * 4, **tensor_parallel([1, 1, 2, 2]))
+
+
+def test_equal_gradients_of_ranks_that_read_different_samples_are_a_note() -> None:
+    step = [wrapped(0, 1), loader(2), event(EventKind.BACKWARD, 4), event(EventKind.OPTIMIZER_STEP, 6)]
+    copies = [[InputCopy(identity=sample, num_bytes=512, place=Line("train.py", 3), row=3)] for sample in (1, 2)]
+    calls = [gradient_calls(7), gradient_calls(7)]
+    (drawn,) = findings("same-samples", step, step, calls=calls, host_copies=copies)
+    (read,) = findings("same-samples", step, step, calls=calls, host_copies=[copies[0], copies[0]])
+    assert (drawn.severity, read.severity) == (Severity.NOTE, Severity.WARNING)
