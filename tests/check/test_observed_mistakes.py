@@ -5,7 +5,7 @@ from typing import Any
 
 from sandtable.check import RULES
 from sandtable.findings import Finding, Severity
-from sandtable.trace import CallIdentity, EventKind, Line, Observations, ScriptEvent
+from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Line, Observations, ScriptEvent
 
 LOADER: dict[str, Any] = {
     "made": ["train.py", 5],
@@ -158,3 +158,38 @@ def test_parts_that_overlap_between_ranks_are_found_unless_all_are_trained_on() 
     assert len(findings("split-differs", parts(0), parts(1))) == 1
     assert not findings("split-differs", parts(0), parts(0))
     assert not findings("split-differs", parts(0, are_trained=True), parts(1, are_trained=True))
+
+
+def tensor_parallel(samples: list[int]) -> dict[str, list[Any]]:
+    """Return four ranks that add up activations in pairs, and average gradients across the pairs."""
+    calls, scales, copies = [], [], []
+    for rank, sample in enumerate(samples):
+        pair, across = ((0, 1), (2, 3))[rank // 2], ((0, 2), (1, 3))[rank % 2]
+        facts: dict[str, Any] = {"op": "all_reduce", "reduce": "sum", "num_bytes": 4096, "phase": "forward"}
+        calls.append([CallIdentity(group=pair, number=0, identity=9, row=12, place=Line("train.py", 12), **facts)])
+        scales.append(
+            [GradientScale(row=14, step=1, place=Line(), parameters=(), factor=0.5, groups=(across,), groups_again=())]
+        )
+        copies.append([InputCopy(identity=sample, num_bytes=512, place=Line("train.py", 10), row=10)])
+    return {"calls": calls, "scales": scales, "host_copies": copies}
+
+
+def test_activations_of_different_samples_that_are_added_up_are_found() -> None:
+    step = [
+        event(EventKind.OPTIMIZER_MADE, 2),
+        event(EventKind.OPTIMIZER_STEP, 6),
+        event(EventKind.BACKWARD, 13),
+        event(EventKind.OPTIMIZER_STEP, 15),
+    ]
+    (found,) = findings("replicated-differs", *[step] * 4, **tensor_parallel([1, 2, 3, 4]))
+    assert lines(found) == [10, 12]
+    assert not findings("replicated-differs", *[step] * 4, **tensor_parallel([1, 1, 2, 2]))
+
+
+def test_equal_gradients_of_ranks_that_read_different_samples_are_a_note() -> None:
+    step = [wrapped(0, 1), loader(2), event(EventKind.BACKWARD, 4), event(EventKind.OPTIMIZER_STEP, 6)]
+    copies = [[InputCopy(identity=sample, num_bytes=512, place=Line("train.py", 3), row=3)] for sample in (1, 2)]
+    calls = [gradient_calls(7), gradient_calls(7)]
+    (drawn,) = findings("same-samples", step, step, calls=calls, host_copies=copies)
+    (read,) = findings("same-samples", step, step, calls=calls, host_copies=[copies[0], copies[0]])
+    assert (drawn.severity, read.severity) == (Severity.NOTE, Severity.WARNING)

@@ -30,10 +30,13 @@ Call = tuple[tuple[int, ...], int]
 
 def same_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report gradients that are equal on all ranks before they are averaged."""
+    table = RankTable(trace.observations)
     for ranks, calls in _equal_sums(trace, ops=("all_reduce", "reduce_scatter"), of_activations=False):
         # Numbers that a script makes up may be meant to be equal, to measure speed for example; those of a loader not.
         loaders = _loaders(trace.observations[ranks[0]])
-        yield _same_samples(trace, ranks, calls[0], severity=Severity.WARNING if loaders else Severity.NOTE)
+        # Where ranks do read different samples, what is equal was drawn, such as the noise of a GAN's generator.
+        is_read = loaders and not table.have_different_inputs(ranks)
+        yield _same_samples(trace, ranks, calls[0], severity=Severity.WARNING if is_read else Severity.NOTE)
     yield from _same_samples_of_some(trace)
 
 
@@ -47,7 +50,8 @@ def _same_samples(trace: Trace, ranks: tuple[int, ...], call: CallIdentity, *, s
         rule="same-samples",
         severity=severity,
         message="ranks that average their gradients must compute them from different samples, but "
-        f"{len(ranks)} captured ranks of the group put in the same ones: they all trained on the same samples",
+        f"{len(ranks)} captured ranks of the group put in the same ones: they trained on the same samples, "
+        "or on the same random numbers",
         ranks=ranks,
         evidence=tuple(dict.fromkeys(evidence)),
         remedy="give each data-parallel rank its own part of the data: a DistributedSampler with num_replicas and "

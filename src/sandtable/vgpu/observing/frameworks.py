@@ -93,15 +93,15 @@ def _lightning(log: EventLog, module: Any) -> None:
         nonlocal seen
         call = signature.bind(*args, **options)
         call.apply_defaults()
-        asked = call.arguments
-        value, is_shared = asked["value"], asked["sync_dist"] or asked["rank_zero_only"]
-        if is_shared or not isinstance(value, torch.Tensor) or asked["name"] not in _monitored(asked["self"]):
+        given = call.arguments
+        value, is_shared = given["value"], given["sync_dist"] or given["rank_zero_only"]
+        if is_shared or not isinstance(value, torch.Tensor) or given["name"] not in _monitored(given["self"]):
             return
         seen += 1
         if seen <= _MOST_METRICS:
             identities, outlines = log.core.identities_of([value.detach()])
             numbers = {"identity": int(identities[0]), "outline": int(outlines[0])}
-            log.note(EventKind.OWN_METRIC, name=asked["name"], **numbers)
+            log.note(EventKind.OWN_METRIC, name=given["name"], **numbers)
 
     before(module.LightningModule, "log", on_log)
 

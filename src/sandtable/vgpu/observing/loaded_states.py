@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandtable.trace import EventKind
@@ -17,7 +17,8 @@ def follow_loaded_states(log: EventLog) -> None:
     import torch
 
     def on_loaded(result: Any, module: Any, state: Any, *args: Any, **options: Any) -> None:
-        missing, unexpected = getattr(result, "missing_keys", ()), getattr(result, "unexpected_keys", ())
+        missing: Sequence[str] = getattr(result, "missing_keys", ())
+        unexpected: Sequence[str] = getattr(result, "unexpected_keys", ())
         is_foreign = isinstance(state, Mapping) and missing and unexpected and len(unexpected) == len(state)
         if not is_foreign or is_called_by_library():
             return
