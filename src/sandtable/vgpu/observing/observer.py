@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +77,17 @@ class Observer:
         self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = PassWatcher(self.log)
         self._wrappers = WrapperWatcher(self.log, self._parameters)
+        gradients = self._parameters.gradients
+        # A script may make hundreds of backward passes in a step, so these are wrapped once.
+        self._begins = _all_safely(
+            self._parameters.begin_backward, gradients.begin_backward, self._loaders.begin_backward
+        )
+        self._begin_wrappers = safely(self._wrappers.begin_backward)
+        self._ends = _all_safely(gradients.end_backward, self._wrappers.end_backward)
+        self._end_parameters = safely(self._parameters.end_backward)
+        self._end_steps = _all_safely(
+            self._parameters.take_parameters, self._resources.end_step, self._data_parallel.end_step
+        )
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
@@ -115,27 +126,22 @@ class Observer:
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""
-        begin = (
-            self._parameters.begin_backward,
-            self._parameters.gradients.begin_backward,
-            self._loaders.begin_backward,
-        )
-        for look in begin:
-            safely(look)()
+        for look in self._begins:
+            look()
         self.log.note(EventKind.BACKWARD)
-        safely(self._wrappers.begin_backward)()
+        self._begin_wrappers()
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
-        for look in (self._parameters.gradients.end_backward, self._wrappers.end_backward):
-            safely(look)()
+        for look in self._ends:
+            look()
         self.log.note(EventKind.BACKWARD_END)
-        safely(self._parameters.end_backward)()
+        self._end_parameters()
 
     def end_step(self) -> None:
         """Look at all parameters after an update, and at what is held."""
-        for look in (self._parameters.take_parameters, self._resources.end_step, self._data_parallel.end_step):
-            safely(look)()
+        for look in self._end_steps:
+            look()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
@@ -188,6 +194,10 @@ def observe(core: ModuleType, groups: Sequence[Group], *, num_steps: int) -> Obs
     observer = Observer(core, groups, num_steps=num_steps)
     observer.install()
     return observer
+
+
+def _all_safely(*looks: Callable[[], object]) -> tuple[Callable[[], None], ...]:
+    return tuple(map(safely, looks))
 
 
 def _calls(
