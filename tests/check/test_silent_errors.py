@@ -1,4 +1,4 @@
-"""docs/silent-errors.md: every row that says "finds" names a script that shows it, and the counts are those of its rows."""
+"""docs/silent-errors.md: rows that say "finds" name a script that shows it, and the counts are those of the rows."""
 
 import re
 from pathlib import Path
