@@ -70,6 +70,12 @@ PUBLISHED = {
         wrong="out.copy_(gradient.chunk(ctx.group.size())[ctx.group.rank()])",
         message="differs from the single-process gradient",
     ),
+    "local-count-of-a-router-overwritten": Published(
+        script="router",
+        right="total = count.clone()",
+        wrong="total = count",
+        message="gradient of `norm.weight` (and 2 more) differs from the single-process gradient",
+    ),
     "router-not-reduced-over-tp": Published(
         script="router",
         right="    for parameter in shared:\n        dist.all_reduce",
