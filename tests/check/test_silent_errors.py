@@ -1,4 +1,4 @@
-"""docs/silent-errors.md: every row that says "finds" names a script that shows it, and the counts are those of its rows."""
+"""docs/silent-errors.md: rows that say "finds" name a script that shows it, and the counts are those of the rows."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_row_that_finds_names_a_script_with_its_rule(row: list[str]):
 
 def test_every_other_row_gives_a_reason():
     others = [row for row in (*TRAINCHECK, *MEGATRON, *REPORTS) if row not in FOUND]
-    assert all(re.match(r"no: |not tried", row[-2]) and not row[-1] for row in others)
+    assert all(row[-2].startswith("no: ") and not row[-1] for row in others)
 
 
 def test_the_counts_are_those_of_the_rows():

@@ -39,6 +39,25 @@ for _ in range(3):
     optimizer.zero_grad()
 """
 
+SHARES = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(rank)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    batch = torch.randn(8, 12).chunk(world)[rank].cuda()
+    loss = nn.functional.mse_loss(model(batch[:, :8]), batch[:, 8:]) / world
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+"""
+
 SHARDED = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -150,3 +169,9 @@ def test_a_single_element_of_a_shard_is_no_gradient_of_own_samples(check: Checke
 def test_updates_without_gradients_are_an_error(check: Checker):
     with pytest.raises(ParityError, match=r"no parameter of rank 0 has one when the optimizer steps"):
         check(SHARDED, "    loss.backward()", "    model.set_requires_gradient_sync(False)\n    loss.backward()")
+
+
+def test_shares_of_one_batch_that_are_not_reduced_are_those_of_own_samples(check: Checker):
+    assert check(SHARES).findings == ()
+    (finding,) = check(SHARES, "dist.all_reduce(parameter.grad)", "pass").findings
+    assert "(and 3 more) is that of each rank's own samples, not the mean over the 2" in finding.message

@@ -62,13 +62,31 @@ PUBLISHED = {
         script="context",
         right="    loss = loss * args.cp\n",
         wrong="",
-        message="is 0.5 times the single-process gradient: a group of 2 ranks counted as a divisor too?",
+        message="is 0.5 times the single-process gradient: averaged twice over dp, or divided by dp*tp instead of dp?",
+    ),
+    "targets-cut-by-another-group": Published(
+        script="context",
+        right="targets = text[1:].chunk(args.cp)[rank % args.cp]",
+        wrong="targets = text[1:].chunk(args.cp)[rank // args.cp]",
+        message="(and 6 more) differs from the single-process gradient",
+    ),
+    "tokens-cut-by-another-group": Published(
+        script="context",
+        right="tokens = text[:-1].chunk(args.cp)[rank % args.cp]",
+        wrong="tokens = text[:-1].chunk(args.cp)[rank // args.cp]",
+        message="(and 6 more) differs from the single-process gradient",
     ),
     "attention-gradients-of-other-ranks-dropped": Published(
         script="context",
         right="dist.reduce_scatter_tensor(out, gradient.contiguous(), group=ctx.group)",
         wrong="out.copy_(gradient.chunk(ctx.group.size())[ctx.group.rank()])",
         message="differs from the single-process gradient",
+    ),
+    "local-count-of-a-router-overwritten": Published(
+        script="router",
+        right="total = count.clone()",
+        wrong="total = count",
+        message="gradient of `norm.weight` (and 2 more) differs from the single-process gradient",
     ),
     "router-not-reduced-over-tp": Published(
         script="router",

@@ -52,8 +52,9 @@ model = Model(args.hidden, groups[rank // args.cp]).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.Generator().manual_seed(rank // args.cp)
 for _ in range(3):
-    text = torch.randint(50, (17, 2), generator=data)
-    tokens, targets = (half.chunk(args.cp)[rank % args.cp].cuda() for half in (text[:-1], text[1:]))
+    text = torch.randint(50, (17, 2), generator=data).cuda()
+    tokens = text[:-1].chunk(args.cp)[rank % args.cp]
+    targets = text[1:].chunk(args.cp)[rank % args.cp]
     logits = model(tokens)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (16 * 2)
     loss = loss * args.cp

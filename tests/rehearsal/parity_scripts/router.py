@@ -50,7 +50,12 @@ class SwitchMLP(nn.Module):
 
     def forward(self, x):
         normed = self.norm(x)
-        weights = Gather.apply(self.router(normed).softmax(-1))
+        logits = self.router(normed)
+        weights = Gather.apply(logits.softmax(-1))
+        count = torch.full((), logits.shape[0] * logits.shape[1], dtype=torch.float32, device="cuda")
+        total = count.clone()
+        dist.all_reduce(total)
+        self.auxiliary = logits.logsumexp(-1).square().mean() * count / total
         tokens = Gather.apply(normed)
         parts = [down(torch.relu(up(tokens))) for up, down in zip(self.up, self.down, strict=True)]
         return x + Scatter.apply(sum(part * weight for part, weight in zip(parts, weights.split(1, -1), strict=True)))
@@ -71,7 +76,7 @@ optimizer = torch.optim.Adam(model.parameters())
 torch.manual_seed(0)
 for _ in range(4):
     tokens = torch.randn(32, 4, args.hidden).cuda()
-    loss = model(tokens.chunk(size)[rank]).square().mean() / size
+    loss = model(tokens.chunk(size)[rank]).square().mean() / size + 0.1 * model.auxiliary
     optimizer.zero_grad()
     loss.backward()
     for parameter in shared:

@@ -59,6 +59,7 @@ def find_cause(difference: Difference, measured: Measured) -> Cause:
     tolerance = max(measured.rtol, 1e-3)
     is_multiple = found.rest <= tolerance and math.isfinite(found.ratio)
     own = _own_samples(difference, measured, tolerance, may_be_scaled=not is_multiple)
+    own = own or _own_share(difference, measured, tolerance)
     if own is not None:
         return own
     part = _part(difference, measured, tolerance) or _tied_part(difference, measured, tolerance)
@@ -92,7 +93,33 @@ def _own_samples(difference: Difference, measured: Measured, tolerance: float, *
     is_scaled = abs(found.ratio - 1) > tolerance
     if found.rest > tolerance or (is_scaled and not may_be_scaled):
         return None
-    scale = f", times {found.ratio:.3g}" if is_scaled else ""
+    return _never_reduced(num_streams, f", times {found.ratio:.3g}" if is_scaled else "")
+
+
+def _own_share(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
+    """Return a cause if what the data-parallel ranks have adds up to the gradient of one process with all samples."""
+    layout, streams = measured.plan.layout, measured.plan.streams
+    if measured.plan.fold == 1 or len(streams) < 2:
+        return None  # (single processes tell what each stream gives)
+    holders = {rank: own for rank, own, slot in layout.holders(difference.name) if slot == difference.slot}
+    arrays = []
+    for stream in streams:
+        rank = next((rank for rank in stream.ranks if rank in holders), None)
+        gradients = {} if rank is None else getattr(measured.parallel[rank], difference.kind)
+        gradient = None if rank is None else gradients.get((difference.update, holders[rank]))
+        if gradient is None:
+            return None
+        arrays.append(gradient.astype(np.float64))
+    expected = getattr(measured.update, difference.kind)[difference.update, difference.name]
+    whole = difference.slot.read(expected.reshape(layout.shapes[difference.name]))
+    is_equal = all(np.allclose(arrays[0], other, rtol=1e-4, atol=1e-12) for other in arrays[1:])
+    totals = (np.sum(arrays, axis=0) / divisor for divisor in (1, len(arrays)))
+    if is_equal or all(likeness(total, whole).error > 2 * tolerance for total in totals):
+        return None
+    return _never_reduced(len(streams))
+
+
+def _never_reduced(num_streams: int, scale: str = "") -> Cause:
     return Cause(
         kind=CauseKind.OWN_SAMPLES,
         what=f"is that of each rank's own samples{scale}, not the mean over the {num_streams} data-parallel ranks",
