@@ -11,7 +11,7 @@ from sandtable.check.cost import cost_text, saved_by_order, severity_of
 from sandtable.check.relations import at_line
 from sandtable.engine.breakdown import Breakdown
 from sandtable.engine.timeline import Timeline, axis_name
-from sandtable.findings import Evidence, Finding
+from sandtable.findings import Evidence, Finding, name_ranks
 from sandtable.trace import Collective, Kind, RankView, Trace, format_ranks
 from sandtable.units import format_bytes, format_seconds
 
@@ -41,9 +41,9 @@ def slow_stage(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     yield Finding(
         rule="slow-stage",
         severity=severity_of(timeline, saved / 2),  # the first and the last stage always differ a little
-        message=f"ranks should compute equally long, but {format_ranks(row.ranks)} take "
-        f"{format_seconds(busy[slowest] / 1e9)} per step and the mean is {format_seconds(mean / 1e9)}; balance would "
-        f"save up to {cost_text(timeline, saved)}",
+        message=f"ranks should compute equally long, but {name_ranks(row.ranks)} "
+        f"{'takes' if row.size == 1 else 'take'} {format_seconds(busy[slowest] / 1e9)} per step and the mean is "
+        f"{format_seconds(mean / 1e9)}; balance would save up to {cost_text(timeline, saved)}",
         ranks=row.ranks,
         evidence=tuple(_work_of(view, timeline)),
         remedy="move layers from this stage to the others, counting the embedding and the loss as layers",

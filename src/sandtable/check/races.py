@@ -22,6 +22,10 @@ __all__ = [
     "unawaited_collective",
 ]
 
+_SENT_WEIGHTS = "aten::copy_"
+"""With this DDP fills weights while it is made, on a side stream if it is made there, as CUDA graphs need it and
+Lightning always does. The script makes its first batch afterwards, which takes longer."""
+
 _OF_THE_HOST = (RaceKind.HOST_READ, RaceKind.HOST_WRITE)
 
 
@@ -120,8 +124,10 @@ def _races(trace: Trace) -> Iterator[tuple[Race, tuple[int, ...]]]:
     """Yield each race once, with the captured ranks that have it."""
     found: dict[tuple[Line, Line], dict[int, Race]] = defaultdict(dict)
     for rank, observed in sorted(trace.observations.items()):
+        wrapped = {event.place for event in observed.of_kind(EventKind.WRAPPED)}
         for race in observed.races:
-            found[race.earlier_place, race.later_place].setdefault(rank, race)
+            if not (race.earlier_place in wrapped and race.earlier == _SENT_WEIGHTS):
+                found[race.earlier_place, race.later_place].setdefault(rank, race)
     for races in found.values():
         yield next(iter(races.values())), tuple(races)
 

@@ -19,6 +19,7 @@ from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, L
 __all__ = ["averaged_twice", "identical_shards", "reduced_twice", "same_samples", "summed_not_averaged"]
 
 _SUMS = ("sum", "avg", "premul_sum")
+_ITEM_BYTES = (1, 2, 4, 8)
 _FEW_BYTES = 16
 """Smaller sums are of losses and counts."""
 
@@ -176,8 +177,11 @@ def _sums(trace: Trace, *, ops: Sequence[str], of_activations: bool) -> dict[Cal
     by_call: dict[Call, dict[int, CallIdentity]] = defaultdict(dict)
     for rank, observed in sorted(trace.observations.items()):
         facts = RankFacts(observed)
+        weights = _shard_sizes(observed) if of_activations else frozenset()
         for call in facts.activation_calls if of_activations else filter(facts.is_of_gradients, observed.calls):
             is_one = call.op in ops and call.num_bytes >= _FEW_BYTES and call.identity
+            if call.op == "all_gather" and call.num_bytes in weights:
+                continue
             if is_one and (call.op == "all_gather" or call.reduce in _SUMS):
                 by_call[call.group, call.number][rank] = call
     return by_call
@@ -191,6 +195,12 @@ def _are_replicas(observed: Observations, ranks: Sequence[int]) -> bool:
         if scale.step == last:
             sizes[any(set(ranks) <= set(group) for group in scale.groups)] += len(scale.parameters)
     return sizes[True] > sizes[False]
+
+
+def _shard_sizes(observed: Observations) -> frozenset[int]:
+    """Return how many bytes gathered shards of weights may have: the numbers in offloaded ones are unknown."""
+    numbers = {prod(parameter.shape) for parameter in observed.parameters if parameter.is_sharded}
+    return frozenset(number * item_bytes for number in numbers for item_bytes in _ITEM_BYTES)
 
 
 def _copies_in_steps(observed: Observations) -> list[InputCopy]:

@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -66,6 +66,9 @@ class StepCounter:
         self._paces = Paces()
         self._num_marks = 0
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._updating: dict[frozenset[int], int] = {}
+        """The numbers of optimizers by what they update."""
+        self._num_living: Counter[int] = Counter()
         self._num_optimizers = 0
         self._local = _ThreadState()
         self._goes_on = False
@@ -159,11 +162,23 @@ class StepCounter:
         """Return the number of an optimizer; from the first one on, only optimizers count."""
         if optimizer not in self._numbers:
             self._core.watch_parameters(False)
-            number = self._numbers[optimizer] = _FIRST_OPTIMIZER + self._num_optimizers
-            self._num_optimizers += 1
-            self._paces.admit(number)
-            weakref.finalize(optimizer, self._paces.release, number).atexit = False
+            updated = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+            number = self._updating.get(updated)
+            if number is not None and updated and self._paces.has_updated(number):
+                self._paces.resume(number)  # a script that makes its optimizer anew goes on with it
+            else:
+                number = self._updating[updated] = _FIRST_OPTIMIZER + self._num_optimizers
+                self._num_optimizers += 1
+                self._paces.admit(number)
+            self._numbers[optimizer] = number
+            self._num_living[number] += 1
+            weakref.finalize(optimizer, self._release, number).atexit = False
         return self._numbers[optimizer]
+
+    def _release(self, number: int) -> None:
+        self._num_living[number] -= 1
+        if not self._num_living[number]:
+            self._paces.release(number)
 
     def _before(self, optimizer: Any, args: Any, options: Any) -> Any:
         self._stop_if(self._is_enough)

@@ -229,15 +229,23 @@ def place_of(name: str, concerns: Callable[[ast.AST, str], bool]) -> Line:
             tree = ast.parse("".join(linecache.getlines(file, names)))
         except (SyntaxError, ValueError):
             continue
-        for node in ast.walk(tree):
-            if concerns(node, name):
-                return Line(file, node.lineno, "")  # type: ignore[attr-defined]
+        numbers = [node.lineno for node in ast.walk(tree) if concerns(node, name)]  # type: ignore[attr-defined]
+        if numbers:
+            running = [number for number in numbers if _is_running(file, number)]
+            return Line(file, (running or numbers)[0], "")
     return Line()
 
 
-def _script_files() -> dict[str, Mapping[str, Any]]:
+def _is_running(file: str, number: int) -> bool:
+    """Return whether this line belongs to a function that has not returned."""
+    codes = [frame.f_code for frame in _script_frames() if frame.f_code.co_filename == file]
+    spans = [[line for _, _, line in code.co_lines() if line] for code in codes if code.co_name != "<module>"]
+    return any(min(lines) <= number <= max(lines) for lines in spans if lines)
+
+
+def _script_files() -> dict[str, dict[str, Any]]:
     """Return the files of the script with the variables of their modules: those on the stack, then what it imported."""
-    files: dict[str, Mapping[str, Any]] = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
+    files: dict[str, dict[str, Any]] = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and file not in files and not is_library(file):
@@ -251,6 +259,9 @@ def _adds_to(node: ast.AST, name: str) -> bool:
             return method in _ADDING and _last_name(holder) == name
         case ast.AugAssign(target=target):
             return _last_name(target) == name
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value):
+            names = [_last_name(target) for target in targets if not isinstance(target, ast.Starred)]
+            return name in names and any(_last_name(part) == name for part in ast.walk(value))
         case ast.Assign(targets=[target], value=value):
             if isinstance(target, ast.Subscript):
                 return _last_name(target.value) == name
