@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -269,10 +269,10 @@ class Capture:
         return self._follower.begin()
 
     def observations(self) -> Observations | None:
-        """Return what was observed, if anything was to be; of events also those after the records."""
+        """Return what was observed, if anything was to be, some of it after the records."""
         if self._observer is None or self._frozen_observations is None:
             return self._observed()
-        return replace(self._frozen_observations, events=tuple(self._observer.log.events))
+        return self._observer.with_followed(self._frozen_observations)
 
     def _observed(self) -> Observations | None:
         if self._observer is None:

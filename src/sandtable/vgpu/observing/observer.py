@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -118,11 +119,16 @@ class Observer:
         return observed_frameworks(self.log, self._parameters)
 
     def follow(self) -> None:
-        """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
-        self._core.follow_identities(False)
+        """Note from now on only which epochs begin and end, what is saved, and whether replicas become one again."""
+        self._core.follow_identities(self._parameters.follow())
         self._core.follow_races(False)
         self._resources.stop()
         self.log.only = _FOLLOWED
+
+    def with_followed(self, observations: Observations) -> Observations:
+        """Return what was observed in the captured steps, with what was noted since."""
+        snapshots = (*observations.snapshots, *self._parameters.followed)
+        return replace(observations, events=tuple(self.log.events), snapshots=snapshots)
 
     def begin_backward(self) -> None:
         """Note that a backward pass begins."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["ParameterWatcher"]
 
 _MOST_SNAPSHOTS = 16
+_MOST_FOLLOWED = 16
+"""Updates after the captured steps by which replicas that drifted apart must have been averaged."""
+
 _MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
 _MOST_CLIPS = 2
@@ -34,6 +37,9 @@ class ParameterWatcher:
         self.parameters: tuple[WatchedParameter, ...] = ()
         self.snapshots: list[Snapshot] = []
         self.scales: list[GradientScale] = []
+        self.followed: list[Snapshot] = []
+        """Those of parameters that may have drifted apart, taken after the captured steps."""
+        self._is_following = False
         self._log = log
         self._groups = groups
         self._tensors: list[ref[Tensor]] = []
@@ -106,6 +112,15 @@ class ParameterWatcher:
             self._take("gradients", gradients)
             self._take_scales(gradients)
 
+    def follow(self) -> bool:
+        """Note from now on only when replicas become one again; return whether they may have drifted apart."""
+        self._is_following = True
+        last = max((scale.step for scale in self.scales), default=0)
+        own = {
+            number for scale in self.scales if scale.step == last and not scale.groups for number in scale.parameters
+        }
+        return any(not self.parameters[number].is_sharded for number in own)
+
     def take_last(self) -> None:
         """Take the identities of all parameters when the script has ended."""
         if self._is_read and self._num_updates:
@@ -133,6 +148,9 @@ class ParameterWatcher:
 
     def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
         if self._log.core.is_compiling():
+            return
+        if self._is_following:
+            self._take_followed()
             return
         self.read()
         self._note_held(optimizer)
@@ -226,22 +244,29 @@ class ParameterWatcher:
             num_elements=tuple(int(tensor.numel()) for tensor in held),
         )
 
+    def _take_followed(self) -> None:
+        if len(self.followed) < _MOST_FOLLOWED:
+            self.followed.append(self._snapshot("before", self._living()))
+        else:
+            self._log.core.follow_identities(False)
+
     def _living(self) -> list[Any]:
         return [tensor() for tensor in self._tensors]
 
     def _take(self, of: str, tensors: Sequence[Any], *, is_last: bool = False) -> None:
         if len(self.snapshots) >= _MOST_SNAPSHOTS and not is_last:
             return
+        self.snapshots.append(self._snapshot(of, tensors))
+
+    def _snapshot(self, of: str, tensors: Sequence[Any]) -> Snapshot:
         identities, outlines = self._log.core.identities_of([_local(tensor) for tensor in tensors])
-        self.snapshots.append(
-            Snapshot(
-                of=of,
-                row=self._log.core.num_rows(),
-                step=self._num_updates,
-                place=self._log.place(),
-                identities=tuple(identities),
-                outlines=tuple(outlines),
-            )
+        return Snapshot(
+            of=of,
+            row=self._log.core.num_rows(),
+            step=self._num_updates,
+            place=self._log.place(),
+            identities=tuple(identities),
+            outlines=tuple(outlines),
         )
 
 

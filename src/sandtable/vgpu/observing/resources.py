@@ -45,7 +45,7 @@ class ResourceWatcher:
         import torch.utils.checkpoint
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        before(torch.cuda, "empty_cache", self._on_flush)
+        _around(torch.cuda, "empty_cache", self._on_flush)
         torch.cuda.memory.empty_cache = torch.cuda.empty_cache
         _around(torch, "load", self._on_load)
         torch.serialization.load = torch.load
@@ -72,9 +72,20 @@ class ResourceWatcher:
         """Note nothing more: the captured steps are over, and the script is only followed."""
         self._is_over = True
 
-    def _on_flush(self) -> None:
-        if not self._is_over and len(self.flushes) < _MOST_FLUSHES:
-            self.flushes.append(CacheFlush(row=self._log.core.num_rows(), step=self._step, place=self._log.place()))
+    def _on_flush(self, flush: Callable[[], None]) -> None:
+        import torch
+
+        core, reserved_bytes = self._log.core, torch.cuda.memory_reserved()
+        flush()
+        if self._is_over:
+            return
+        if torch.cuda.memory_reserved() < reserved_bytes:
+            # cudaFree waits for all that the card has to do, which orders streams; it is no wait of the script's.
+            core.set_recording(False)
+            core.synchronize()
+            core.set_recording(True)
+        if len(self.flushes) < _MOST_FLUSHES:
+            self.flushes.append(CacheFlush(row=core.num_rows(), step=self._step, place=self._log.place()))
 
     def _on_checkpointed(self, *args: Any, **options: Any) -> None:
         if not self._is_over and not self._log.core.is_compiling():
