@@ -21,17 +21,19 @@ from sandtable.check.epochs import epoch_order, sampler_shards
 from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
 from sandtable.check.growth import memory_grows
-from sandtable.check.held_parameters import parameters_not_optimized, stale_parameters
+from sandtable.check.held_parameters import parameters_not_optimized, parameters_without_gradient, stale_parameters
 from sandtable.check.host_memory import host_copies
 from sandtable.check.host_reads import host_read_in_loop
 from sandtable.check.incomplete import not_captured, unsure_classes
 from sandtable.check.input import input_bound
 from sandtable.check.loader_workers import ranks_draw_alike, workers_draw_alike, workers_repeat_samples
 from sandtable.check.meetings import MEETING_RULES
+from sandtable.check.micro_batches import accumulation_not_averaged
 from sandtable.check.overlap import tiny_collectives, unoverlapped_buckets
 from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
 from sandtable.check.recomputation import needless_recompute
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
+from sandtable.check.scaling import infinities_of_own_shards, scaled_update
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
 from sandtable.check.statistics import batch_norm_not_shared, unequal_targets
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
@@ -54,6 +56,7 @@ __all__ = ["ABOUT_FIGURES", "RAISE_VARIABLE", "RULES", "RULE_FAILED", "Rule", "i
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
+    "accumulation-not-averaged": accumulation_not_averaged,
     "all-ranks-on-one-device": all_ranks_on_one_device,
     "averaged-twice": averaged_twice,
     "batch-norm-not-shared": batch_norm_not_shared,
@@ -75,6 +78,7 @@ RULES: dict[str, Rule] = {
     "host-copies": host_copies,
     "host-read-in-loop": host_read_in_loop,
     "identical-shards": identical_shards,
+    "infinities-of-own-shards": infinities_of_own_shards,
     "input-bound": input_bound,
     "memory-grows": memory_grows,
     "memory-on-another-card": memory_on_another_card,
@@ -88,6 +92,7 @@ RULES: dict[str, Rule] = {
     "no-sync-around-backward": no_sync_around_backward,
     "overwritten-while-sent": overwritten_while_sent,
     "parameters-not-optimized": parameters_not_optimized,
+    "parameters-without-gradient": parameters_without_gradient,
     "ranks-draw-alike": ranks_draw_alike,
     "ranks-not-captured": not_captured,
     "reduced-twice": reduced_twice,
@@ -95,6 +100,7 @@ RULES: dict[str, Rule] = {
     "replicas-start-different": replicas_start_different,
     "same-samples": same_samples,
     "sampler-shards": sampler_shards,
+    "scaled-update": scaled_update,
     "scheduler-before-optimizer": scheduler_before_optimizer,
     "scheduler-too-fast": scheduler_too_fast,
     "slow-link": slow_link,

@@ -30,6 +30,7 @@ from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
 from sandtable.vgpu.observing.loading import PassWatcher
+from sandtable.vgpu.observing.losses import LossReader
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
@@ -62,6 +63,7 @@ class Observer:
         self._resources = ResourceWatcher(self.log, num_steps=num_steps)
         self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = PassWatcher(self.log)
+        self._losses = LossReader(core)
         self._wrappers = WrapperWatcher(self.log, self._parameters)
 
     def install(self) -> None:
@@ -85,8 +87,8 @@ class Observer:
         self._resources.stop()
         self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH})
 
-    def begin_backward(self) -> None:
-        """Note that a backward pass begins."""
+    def begin_backward(self, roots: Sequence[Any]) -> None:
+        """Note that a backward pass begins at these losses."""
         begin = (
             self._parameters.begin_backward,
             self._parameters.gradients.begin_backward,
@@ -94,7 +96,7 @@ class Observer:
         )
         for look in begin:
             safely(look)()
-        self.log.note(EventKind.BACKWARD)
+        self.log.note(EventKind.BACKWARD, **self._losses.facts_of(roots))
         safely(self._wrappers.begin_backward)()
 
     def end_backward(self) -> None:
