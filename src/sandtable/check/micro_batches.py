@@ -37,7 +37,7 @@ def accumulation_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterat
             return
         count = len(windows[0].passes)
         if not _divides_by(observed, count) and _are_only_averaged_over_ranks(observed):
-            yield _sightings(windows[0], "adds their gradients")
+            yield _sightings(windows[0], "whose losses are not divided")
 
     for ranks, sightings in seen_together(trace, look):
         yield Finding(
@@ -64,7 +64,7 @@ def divided_for_each_micro_batch_twice(trace: Trace) -> Iterator[Finding]:
         # (a loss may have a weight of its own, which happens to be 1/2, too)
         is_clear = sum(any(isclose(number, one) for number in numbers) for one in (count, 1 / count)) == 1
         if is_divided and is_clear:
-            yield _sightings(windows[0], f"divides each loss by {count**2}, and adds the gradients of {count}")
+            yield _sightings(windows[0], f"whose losses are divided by {count**2}")
 
     for ranks, sightings in seen_together(trace, look):
         yield Finding(
@@ -81,7 +81,7 @@ def divided_for_each_micro_batch_twice(trace: Trace) -> Iterator[Finding]:
 def _sightings(window: _Window, text: str) -> tuple[Sighting, ...]:
     begin = window.passes[0]
     return (
-        Sighting(text=f"runs {len(window.passes)} backward passes per update and {text}", place=begin.place),
+        Sighting(text=f"runs {len(window.passes)} backward passes per update, {text}", place=begin.place),
         Sighting(text="updates with the sum", place=window.update.place),
     )
 

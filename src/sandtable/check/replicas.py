@@ -23,6 +23,15 @@ __all__ = ["gradients_not_reduced", "replicas_diverge", "replicas_start_differen
 
 Copies = Sequence[ParameterCopy]
 
+_REDUCE = (
+    "average the gradients over these ranks before the update: let the forward pass go through "
+    "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG"
+)
+_HYBRID = (
+    "average the gradients of the shards over these ranks before the update: give fully_shard a mesh with a dim for "
+    "the replicas, too, or all_reduce each gradient with ReduceOp.AVG"
+)
+
 
 def replicas_start_different(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report parameters that differ between ranks which nevertheless share their gradients."""
@@ -61,8 +70,7 @@ def gradients_not_reduced(trace: Trace, timeline: Timeline | None) -> Iterator[F
                 *_events(trace, parameters[0], EventKind.BACKWARD, "computes its gradients"),
                 *_events(trace, parameters[0], EventKind.OPTIMIZER_STEP, "updates its parameters"),
             ),
-            remedy="average the gradients over these ranks before the update: let the forward pass go through "
-            "DistributedDataParallel, or all_reduce each gradient with ReduceOp.AVG",
+            remedy=_HYBRID if parameters[0][0].parameter.is_sharded else _REDUCE,
         )
 
 
