@@ -27,8 +27,8 @@ from sandtable.check.host_reads import host_read_in_loop
 from sandtable.check.incomplete import not_captured, unsure_classes
 from sandtable.check.input import input_bound
 from sandtable.check.loader_workers import ranks_draw_alike, workers_draw_alike, workers_repeat_samples
+from sandtable.check.loss_division import accumulation_not_averaged
 from sandtable.check.meetings import MEETING_RULES
-from sandtable.check.micro_batches import accumulation_not_averaged
 from sandtable.check.overlap import tiny_collectives, unoverlapped_buckets
 from sandtable.check.races import memory_reused_early, overwritten_while_sent, stream_race, unawaited_collective
 from sandtable.check.recomputation import needless_recompute

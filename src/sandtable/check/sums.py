@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from math import isclose, prod
 
-from sandtable.check.micro_batches import divided_for_each_micro_batch_twice
+from sandtable.check.loss_division import divided_for_each_micro_batch_twice
 from sandtable.check.relations import RankFacts, RankTable, at_line, few_names
 from sandtable.check.sightings import is_equal_everywhere, names_of
 from sandtable.engine.timeline import Timeline

@@ -1,4 +1,4 @@
-"""Micro-batches: the gradients of several are added, so each loss must be divided by their number, and once."""
+"""Division of losses: gradients of micro-batches are added, so each loss must be divided by their number, and once."""
 
 from __future__ import annotations
 
