@@ -35,13 +35,14 @@ from sandtable.check.every_step import (
 from sandtable.check.gathers import gather_without_gradient
 from sandtable.check.gradient_use import gradients_discarded, missing_zero_grad
 from sandtable.check.growth import memory_grows
-from sandtable.check.held_parameters import parameters_not_optimized, stale_parameters
+from sandtable.check.held_parameters import parameters_not_optimized, parameters_without_gradient, stale_parameters
 from sandtable.check.host_memory import host_copies
 from sandtable.check.host_reads import host_copy_in_loop, host_read_in_loop
 from sandtable.check.incomplete import not_captured, unsure_classes
 from sandtable.check.input import input_bound
 from sandtable.check.loaded_states import nothing_loaded
 from sandtable.check.loader_workers import ranks_draw_alike, workers_draw_alike, workers_repeat_samples
+from sandtable.check.loss_division import accumulation_not_averaged
 from sandtable.check.loss_scaling import loss_not_scaled
 from sandtable.check.meetings import MEETING_RULES
 from sandtable.check.micro_batches import micro_batches_miscounted, step_beside_engine
@@ -57,6 +58,7 @@ from sandtable.check.recomputation import needless_recompute
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.replicated import replicated_differs
 from sandtable.check.restored import random_state_shared, state_not_restored
+from sandtable.check.scaling import infinities_of_own_shards, scaled_update
 from sandtable.check.schedules import scheduler_before_optimizer, scheduler_too_fast
 from sandtable.check.statistics import batch_norm_not_shared, conversion_lost, small_batch_norm, unequal_targets
 from sandtable.check.steps import fewer_steps, no_gpu_work, no_steps, unequal_steps
@@ -79,6 +81,7 @@ __all__ = ["ABOUT_FIGURES", "RAISE_VARIABLE", "RULES", "RULE_FAILED", "Rule", "i
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
 RULES: dict[str, Rule] = {
+    "accumulation-not-averaged": accumulation_not_averaged,
     "all-ranks-on-one-device": all_ranks_on_one_device,
     "averaged-twice": averaged_twice,
     "barrier-in-loop": barrier_in_loop,
@@ -104,6 +107,7 @@ RULES: dict[str, Rule] = {
     "host-copy-in-loop": host_copy_in_loop,
     "host-read-in-loop": host_read_in_loop,
     "identical-shards": identical_shards,
+    "infinities-of-own-shards": infinities_of_own_shards,
     "input-bound": input_bound,
     "loss-not-scaled": loss_not_scaled,
     "memory-grows": memory_grows,
@@ -125,6 +129,7 @@ RULES: dict[str, Rule] = {
     "padded-evaluation": padded_evaluation,
     "parameters-not-optimized": parameters_not_optimized,
     "random-state-shared": random_state_shared,
+    "parameters-without-gradient": parameters_without_gradient,
     "ranks-draw-alike": ranks_draw_alike,
     "ranks-not-captured": not_captured,
     "read-before-copied": read_before_copied,
@@ -134,6 +139,7 @@ RULES: dict[str, Rule] = {
     "replicated-differs": replicated_differs,
     "same-samples": same_samples,
     "sampler-shards": sampler_shards,
+    "scaled-update": scaled_update,
     "scheduler-before-optimizer": scheduler_before_optimizer,
     "scheduler-too-fast": scheduler_too_fast,
     "slow-link": slow_link,

@@ -10,8 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from math import isclose, prod
 
-from sandtable.check.relations import RankFacts, RankTable, at_line, data_parallel_groups, equal_seeds
-from sandtable.check.sightings import names_of
+from sandtable.check.loss_division import divided_for_each_micro_batch_twice
+from sandtable.check.relations import RankFacts, RankTable, at_line, data_parallel_groups, equal_seeds, few_names
+from sandtable.check.sightings import is_equal_everywhere, names_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
 from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Line, Observations, Trace
@@ -93,10 +94,23 @@ def identical_shards(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
             message="ranks that each compute a part of a layer must hold different parts of its weights, but all "
             f"{len(ranks)} captured ranks of the group put the same activations together",
             ranks=ranks,
-            evidence=(_sum_evidence(ranks, calls[0]),),
+            evidence=(_sum_evidence(ranks, calls[0]), *_equal_weights(trace, ranks)),
             remedy="initialise each shard from its own random numbers (a seed that depends on the rank in the group), "
             "or cut the shards out of one full weight",
         )
+
+
+def _equal_weights(trace: Trace, ranks: tuple[int, ...]) -> Iterator[Evidence]:
+    """Yield where ranks last wrote matrices that start alike, among which are those that should not."""
+    places: dict[Line, list[str]] = defaultdict(list)
+    observed = trace.observations[ranks[0]]
+    for parameter in observed.parameters:
+        if parameter.is_buffer or len(parameter.shape) < 2 or not parameter.written.file:
+            continue
+        if is_equal_everywhere(trace, ranks, of="parameters", number=0, parameter=parameter.name):
+            places[parameter.written].append(parameter.name)
+    for place, names in list(places.items())[:_MOST_COPIES]:
+        yield at_line(ranks, f"writes {few_names(names)} last before training, alike", place)
 
 
 def reduced_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -135,13 +149,37 @@ def summed_not_averaged(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
             evidence=(*_reductions(trace, ranks[0], groups[0]), at_line(ranks, "updates them", scale.place)),
             remedy="use ReduceOp.AVG, or divide the gradients (or the loss) by the number of ranks",
         )
+    yield from _summed_parameters(trace)
+
+
+def _summed_parameters(trace: Trace) -> Iterator[Finding]:
+    """Yield a finding where parameters that several ranks have trained are summed, and divided by nothing."""
+    for scale, ranks in _scales(trace, of="parameters"):
+        count = prod(map(len, scale.groups))
+        if count < 2 or not isclose(scale.factor, 1, rel_tol=1e-6):
+            continue
+        if not set(scale.groups[0]) & trace.observations.keys() <= set(ranks):  # (the others may have put in zeros)
+            continue
+        yield Finding(
+            rule="summed-not-averaged",
+            severity=Severity.ERROR,
+            message=f"parameters that {count} ranks have trained must be averaged, but "
+            f"{_parameters(trace, ranks[0], scale)} were summed: they are {count} times as large as on one rank",
+            ranks=ranks,
+            evidence=(at_line(ranks, "writes the sums", scale.written), at_line(ranks, "updates them", scale.place)),
+            remedy="use ReduceOp.AVG, or divide the parameters by the number of ranks",
+        )
 
 
 def averaged_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report gradients that were divided by the number of ranks once more than they were summed."""
+    yield from divided_for_each_micro_batch_twice(trace)
+    table = RankTable(trace.observations)
     for scale, ranks in _scales(trace):
         count = prod(map(len, scale.groups))
-        if count < 2 or scale.groups_again:
+        # (the samples of all ranks that tokens came from are in the gradients of an expert)
+        has_experts = any(call.op == "all_to_all" for call in table.ranks[ranks[0]].activation_calls)
+        if count < 2 or scale.groups_again or has_experts:
             continue
         if any(isclose(scale.factor * count * len(group), 1, rel_tol=1e-4) for group in scale.groups if len(group) > 1):
             yield Finding(
@@ -150,7 +188,11 @@ def averaged_twice(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]
                 message=f"gradients summed over {count} ranks must be divided by {count}, but those of "
                 f"{_parameters(trace, ranks[0], scale)} were divided by {1 / scale.factor:g}",
                 ranks=ranks,
-                evidence=(*_reductions(trace, ranks[0], scale.groups[0]), at_line(ranks, "updates them", scale.place)),
+                evidence=(
+                    *_reductions(trace, ranks[0], scale.groups[0]),
+                    at_line(ranks, "changes them last", scale.written),
+                    at_line(ranks, "updates them", scale.place),
+                ),
                 remedy="divide once: DistributedDataParallel, FSDP and ReduceOp.AVG average already",
             )
 
@@ -218,14 +260,12 @@ def _loaders(observed: Observations) -> list[tuple[str, Line]]:
     return list(dict.fromkeys([*made, *(("takes batches", event.place) for event in passes)]))[:_MOST_COPIES]
 
 
-def _scales(trace: Trace) -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
+def _scales(trace: Trace, *, of: str = "gradients") -> Iterator[tuple[GradientScale, tuple[int, ...]]]:
     """Yield how most gradients of a rank were scaled in its last update but one, once for all ranks that agree."""
     found: dict[tuple[float, tuple[tuple[int, ...], ...]], tuple[GradientScale, dict[int, None]]] = {}
     for rank, observed in sorted(trace.observations.items()):
-        steps = sorted({scale.step for scale in observed.scales})
-        if not steps:
-            continue
-        last = [scale for scale in observed.scales if scale.step == steps[-1]]
+        scales = [scale for scale in observed.scales if scale.of == of]
+        last = [scale for scale in scales if scale.step == max(one.step for one in scales)]
         for scale in last:
             sizes = tuple(tuple(len(group) for group in groups) for groups in (scale.groups, scale.groups_again))
             found.setdefault((scale.factor, sizes), (scale, {}))[1][rank] = None

@@ -57,11 +57,16 @@ class EventKind(StrEnum):
 
     OPTIMIZER_MADE = "optimizer made"
     OPTIMIZER_STEP = "optimizer step"
+    CHANGED = "changed"
+    """Parameters were changed outside of an update; `parameters` are their indices."""
     ZERO_GRAD = "zero grad"
     """Of an optimizer (`subject`), or of a module (`of`: "module")."""
     BACKWARD = "backward"
-    """A backward pass begins; BACKWARD_END follows."""
+    """A backward pass begins; BACKWARD_END follows. `factor` is what the loss was multiplied by since it was a mean, as
+    far as it is one (`is_mean`); `is_cut` tells of a loss that has no graph."""
     BACKWARD_END = "backward end"
+    SCALE = "scale"
+    """A GradScaler multiplies a loss by `factor`."""
     UNSCALE = "unscale"
     SCALER_STEP = "scaler step"
     CLIP = "clip"
@@ -171,7 +176,7 @@ class Snapshot:
     """Identities of all watched tensors at one moment.
 
     `of` is "parameters" (at the start and right after each update), "before" (the same before each later update, and at
-    the end) or "gradients" (before each update).
+    the end), "gradients" (before each update) or "local gradients" (those that the last backward pass before it left).
     """
 
     of: str
@@ -187,7 +192,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientScale:
-    """What became of the gradients of some parameters between their backward pass and an update."""
+    """What became of the gradients of some parameters between their backward pass and an update.
+
+    Or, with `of` "parameters", of the parameters themselves since the update before.
+    """
 
     row: int
     step: int
@@ -199,6 +207,7 @@ class GradientScale:
     """The ranks of each group over which they were summed."""
     groups_again: tuple[tuple[int, ...], ...]
     """Those over which they were summed once more."""
+    of: str = "gradients"
     written: Line = _NOWHERE
     """Where they were last written."""
 

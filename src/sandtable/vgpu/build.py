@@ -41,6 +41,7 @@ _UNITS = {
         "identity",
         "gradient_scale",
         "gathers",
+        "unrecorded",
         "mean_losses",
         "allocator",
         "device",

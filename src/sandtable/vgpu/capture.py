@@ -365,8 +365,7 @@ def _record_values(core: ModuleType, settings: RankSettings, steps: StepCounter)
         return None
     values = ValueRecorder(core, settings.values)
     values.install()
-    steps.on_backward = lambda: None, values.end_backward
-    steps.on_roots = values.begin_backward
+    steps.on_backward = values.begin_backward, values.end_backward
     return values
 
 

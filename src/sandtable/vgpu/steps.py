@@ -78,10 +78,8 @@ class StepCounter:
         """When the last two steps ended, on the clock of this process: others may compute on the same machine."""
         self.on_enough: Callable[[float], float] = lambda step_seconds: 0.0
         """Called with the duration of a step after the last one wanted; returns until when to follow the script."""
-        self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
-        """Called when a backward pass begins, and when it ends."""
-        self.on_roots: Callable[[Sequence[Any]], None] = lambda roots: None
-        """Called with what a backward pass begins at."""
+        self.on_backward: tuple[Callable[[Sequence[Any]], None], Callable[[], None]] = (_nothing, _nothing)
+        """Called when a backward pass begins, with what it begins at, and when it ends."""
 
     @property
     def num_updates(self) -> int:
@@ -253,8 +251,7 @@ class StepCounter:
         self._take_script_update()
         self._stop_if(self._is_enough)
         self._local.num_backwards += 1
-        self.on_backward[0]()
-        self.on_roots(roots)
+        self.on_backward[0](roots)
         for leaf in self._core.begin_backward([root for root in roots if isinstance(root, torch.Tensor)]):
             if hasattr(leaf, "__tensor_flatten__"):
                 for name in leaf.__tensor_flatten__()[0]:
@@ -353,7 +350,7 @@ def _watched_engine(counter: StepCounter) -> Any:
     return WatchedEngine()
 
 
-def _nothing() -> None:
+def _nothing(*args: Any) -> None:
     """Do nothing."""
 
 

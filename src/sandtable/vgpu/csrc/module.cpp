@@ -25,6 +25,7 @@
 #include "returns.h"
 #include "routing.h"
 #include "shapes.h"
+#include "unrecorded.h"
 #include "updates.h"
 #include "values.h"
 
@@ -231,6 +232,14 @@ py::list places_of(const Tensors& tensors) {
     out.append(py::make_tuple(
         place_tuple(block == nullptr ? 0 : block->line), place_tuple(block == nullptr ? 0 : block->written_line)));
   }
+  return out;
+}
+
+// Where each tensor was last read in a forward pass under `no_grad`.
+py::list unrecorded_places_of(const Tensors& tensors) {
+  py::list out;
+  for (const auto& tensor : tensors)
+    out.append(place_tuple(tensor ? unrecorded_line_of(*tensor) : 0));
   return out;
 }
 
@@ -576,6 +585,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("host_reads", &host_read_list);
   m.def("lost_gathers", &lost_gather_list);
   m.def("mean_losses", &mean_loss_list);
+  m.def("unrecorded_places_of", &unrecorded_places_of);
   m.def("keep_real_values", &keep_values);
   m.def("unknown_results", &unknown_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {

@@ -36,6 +36,7 @@ from sandtable.vgpu.observing.frameworks import observed_frameworks
 from sandtable.vgpu.observing.host_views import follow_host_views
 from sandtable.vgpu.observing.loaded_states import follow_loaded_states
 from sandtable.vgpu.observing.loading import PassWatcher
+from sandtable.vgpu.observing.losses import LossReader
 from sandtable.vgpu.observing.number_reads import follow_number_reads
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
@@ -77,6 +78,7 @@ class Observer:
         self._resources = ResourceWatcher(self.log, num_steps=num_steps)
         self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = PassWatcher(self.log)
+        self._losses = LossReader(core)
         self._wrappers = WrapperWatcher(self.log, self._parameters)
         gradients = self._parameters.gradients
         # A script may make hundreds of backward passes in a step, so these are wrapped once.
@@ -130,11 +132,11 @@ class Observer:
         snapshots = (*observations.snapshots, *self._parameters.followed)
         return replace(observations, events=tuple(self.log.events), snapshots=snapshots)
 
-    def begin_backward(self) -> None:
-        """Note that a backward pass begins."""
+    def begin_backward(self, roots: Sequence[Any]) -> None:
+        """Note that a backward pass begins at these losses."""
         for look in self._begins:
             look()
-        self.log.note(EventKind.BACKWARD)
+        self.log.note(EventKind.BACKWARD, **self._losses.facts_of(roots))
         self._begin_wrappers()
 
     def end_backward(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from sandtable.trace import EventKind
 from sandtable.vgpu.compatibility import torch_directory
 from sandtable.vgpu.failures import is_library
+from sandtable.vgpu.observing.clipping import is_flat_shard
 from sandtable.vgpu.observing.events import EventLog, after, before
 
 __all__ = ["follow_training", "is_called_by_library"]
@@ -38,6 +39,7 @@ def follow_training(log: EventLog) -> None:
         "zero_grad",
         lambda self, *a, **o: log.note(EventKind.ZERO_GRAD, subject=number("module", self), of="module"),
     )
+    after(GradScaler, "scale", lambda result, self, loss: _note_scale(log, self, loss, result))
     before(
         GradScaler,
         "unscale_",
@@ -57,6 +59,7 @@ def follow_training(log: EventLog) -> None:
             is_enabled=bool(self._enabled),
             was_unscaled=_is_unscaled(self, optimizer),
             has_scaled=self._scale is not None,
+            num_flat_shards=_num_own_shards(self, optimizer),
         ),
     )
     _follow_schedulers(log)
@@ -76,6 +79,27 @@ def follow_training(log: EventLog) -> None:
             module_cards=sorted({tensor.device.index for tensor in module.parameters() if tensor.is_cuda}),
         ),
     )
+
+
+def _note_scale(log: EventLog, scaler: Any, loss: Any, result: Any) -> None:
+    """Note by which number a loss is multiplied."""
+    import torch
+
+    if isinstance(loss, torch.Tensor) and scaler._enabled:
+        (before_factor, _, _), (after_factor, _, _) = log.core.scales_of([loss.detach(), result.detach()])
+        log.note(EventKind.SCALE, factor=after_factor / before_factor if before_factor else 1.0)
+
+
+def _num_own_shards(scaler: Any, optimizer: Any) -> int:
+    """Return how many of the tensors that a scaler looks into are parts, of which other ranks hold the rest.
+
+    A scaler that asks the other ranks what they found is a class of its own (ShardedGradScaler).
+    """
+    import torch
+
+    if type(scaler) not in (torch.amp.GradScaler, torch.cuda.amp.GradScaler):
+        return 0
+    return sum(is_flat_shard(tensor) for group in optimizer.param_groups for tensor in group["params"])
 
 
 def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
