@@ -66,7 +66,7 @@ class RetentionWatcher:
                 count = _num_tensors(thing)
                 if count:
                     containers[id(thing)] = thing, count
-            elif _is_tensor(kind) and thing.grad_fn is not None:
+            elif _is_tensor(kind) and _history(thing) is not None:
                 tensors.append(thing)
         if len(self._ends) >= 2:
             self._compare(containers)
@@ -85,8 +85,8 @@ class RetentionWatcher:
 
     def _spans_steps(self, tensor: Any) -> bool:
         """Return whether the tensor was computed from results of at least two earlier steps."""
-        nodes, past = deque([tensor.grad_fn]), set()
-        seen = {tensor.grad_fn}
+        nodes, past = deque([_history(tensor)]), set()
+        seen = {_history(tensor)}
         while nodes and len(seen) < _MOST_NODES:
             node = nodes.popleft()
             number = node._sequence_nr()
@@ -113,6 +113,14 @@ class RetentionWatcher:
                 has_graph=kind == "graph" or _has_graph(thing),
                 place=place,
             )
+
+
+def _history(tensor: Any) -> Any:
+    """Return the function of autograd that made a tensor; None of a view that may not be asked."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # its base was written in place: FSDP's views of its flat weights
+        return None
 
 
 def _is_tensor(kind: type) -> bool:
@@ -148,11 +156,11 @@ def _num_tensors(thing: Any) -> int:
     last = next(reversed(dict.values(thing))) if issubclass(kind, dict) else thing[-1]
     if not issubclass(type(last), (tuple, dict)) and not _is_tensor(type(last)):
         return 0
-    return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or tensor.grad_fn is not None)
+    return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or _history(tensor) is not None)
 
 
 def _has_graph(thing: Any) -> bool:
-    return any(tensor.grad_fn is not None for tensor in _tensors_in(thing))
+    return any(_history(tensor) is not None for tensor in _tensors_in(thing))
 
 
 def _sequence_number() -> int:
