@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import runpy
 import sys
@@ -27,7 +28,7 @@ from sandtable.trace import (
     RankRecords,
 )
 from sandtable.units import MIB
-from sandtable.vgpu import preload
+from sandtable.vgpu import observing, preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.checkpoints import adapt_checkpoints
 from sandtable.vgpu.child_processes import ChildProcesses
@@ -151,7 +152,7 @@ class Capture:
         """Make this process a rank: set up the node's cards, the groups' channel, and the hooks that count steps."""
         core = preload.loaded_core()
         _set_up_cards(core, settings)
-        core.set_library_prefixes(library_prefixes(), script_prefixes(sys.argv[0]))
+        core.set_library_prefixes(library_prefixes(), script_prefixes(sys.argv[0]), os.path.dirname(observing.__file__))
         _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes

@@ -72,7 +72,7 @@ struct Place {
   uint32_t line;
 };
 Place current_place();
-std::string library_here(); // the file of the innermost frame, if it is a library's
+std::string library_here(); // the file of the innermost frame that is no observer's, if it is a library's
 bool is_inside_module(); // whether the forward of a torch.nn.Module is under way
 
 // A job: what one thread hands to another, whose result it takes later. There is one host on the tape, so a job's rows
@@ -195,6 +195,6 @@ bool begin_function();
 void end_function();
 const std::vector<Line>& known_lines();
 std::string describe_line(uint32_t line);
-void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except);
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except, std::string observers);
 
 } // namespace sandtable

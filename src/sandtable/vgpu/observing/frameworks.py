@@ -100,8 +100,7 @@ def _lightning(log: EventLog, module: Any) -> None:
         seen += 1
         if seen <= _MOST_METRICS:
             identities, outlines = log.core.identities_of([value.detach()])
-            numbers = {"identity": int(identities[0]), "outline": int(outlines[0])}
-            log.note(EventKind.OWN_METRIC, name=given["name"], **numbers)
+            log.note(EventKind.OWN_METRIC, name=given["name"], identity=int(identities[0]), outline=int(outlines[0]))
 
     before(module.LightningModule, "log", on_log)
 

@@ -19,7 +19,7 @@ def setup():
 
 
 def build(mesh):
-    torch.manual_seed(0)
+    torch.manual_seed(dist.get_rank() // 2)  # student and teacher differ
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]).cuda()
     for block in model:
         fully_shard(block, mesh=mesh)

@@ -19,7 +19,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(4 * d, d)
 
     def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))  # <-- here
 
 
 def main():
