@@ -229,6 +229,20 @@ def test_ranks_that_wait_for_each_other_are_named():
         run(trace)
 
 
+def test_a_message_that_the_capture_did_not_live_to_see_ends_the_steps_that_are_timed():
+    scripts = {0: Script(), 1: Script()}
+    for _ in range(2):  # rank 1 ends its one step with the first message, and the capture ends it
+        scripts[0].op(0)
+        scripts[0].recv(1024, 1)
+        scripts[0].step()
+    scripts[1].op(0)
+    scripts[1].send(1024, 1)
+    scripts[1].step()
+    timeline = run(make_trace(scripts, classes={0: [0], 1: [1]}, groups=(Group("world", (0, 1)),)))
+    assert [len(program.steps) for program in timeline.programs] == [1, 1]
+    assert timeline.step_ns > 0
+
+
 def test_a_run_without_work_has_no_time():
     script = Script()
     script.step()

@@ -24,6 +24,11 @@ def raised(tmp_path, body: str) -> BaseException:
         ("Tensors must be contiguous", "non-contiguous-tensor"),
         ("Cannot re-initialize CUDA in forked subprocess. To use CUDA ...", "cuda-after-fork"),
         ("CUDA error: invalid device ordinal", "wrong-device-index"),
+        (
+            "Expected to have finished reduction in the prior iteration before starting a new one. ...",
+            "unused-parameters",
+        ),
+        ("Expected to mark a variable ready only once. This error is caused by ...", "gradient-ready-twice"),
         ("Mesh should not be bigger than default world size 4, but found 6 ranks!", "world-size-not-divisible"),
         ("world_size (4) is not divisible by tensor_model_parallel_size (3)", "world-size-not-divisible"),
     ],

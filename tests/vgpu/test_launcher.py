@@ -166,6 +166,18 @@ def test_a_module_runs_like_python_dash_m(write, tmp_path, monkeypatch):
     assert seen.texts == ["module __main__ ['a'] True"]
 
 
+def test_few_ranks_all_run_where_they_cost_little(write):
+    script = write("""
+    dist.init(); dist.gather(0, b'x')
+    if rank == 10 + 3:
+        raise ValueError("odd")
+    while True: dist.step()
+    """)
+    launch(job(script, world=24, num_steps=2))
+    with pytest.raises(ScriptError, match="odd"):
+        launch(job(script, world=24, num_steps=2, few_ranks=24))
+
+
 def test_equal_ranks_are_captured_once_and_checked_by_one_sample(write):
     script = write("dist.init(); dist.gather(0, b'x'); dist.do(7)\nwhile True: dist.step()")
     trace = launch(job(script, world=16, num_steps=2))
@@ -197,6 +209,22 @@ def test_the_logging_rank_becomes_a_class_of_its_own(write):
     trace = launch(job(script, world=32))
     assert ranks_of(trace) == {(0,), tuple(range(1, 32))}
     assert len(trace.captured_ranks) <= 9
+
+
+def test_of_many_samples_only_the_first_are_followed_after_the_captured_steps(write, tmp_path):
+    script = write("""
+    dist.init()
+    dist.do(rank)
+    if dist.settings.follow_seconds:
+        open(os.path.join(sys.argv[1], str(rank)), "w").close()
+    while True: dist.step()
+    """)
+    for name, options in {"time": {}, "epochs": {"num_epochs": 1}}.items():
+        (tmp_path / name).mkdir()
+        launch(job(script, tmp_path / name, world=128, num_steps=2, follow_seconds=2.0, **options))
+    followed = {name: len(list((tmp_path / name).iterdir())) for name in ("time", "epochs")}
+    assert followed["time"] == 9  # the primary and eight samples
+    assert followed["epochs"] > 9
 
 
 def test_ranks_named_one_by_one_are_run_alone(write):

@@ -458,6 +458,7 @@ def test_rank_that_starts_a_launcher_is_rejected(tmp_path):
         job = Job(script=str(script), world_size=2, nproc_per_node=2, cluster=load_cluster("dgx-a100", nodes=1))
         error = launcher.capture(job).error
     assert isinstance(error, ScriptError)
+    assert error.findings[0].rule == "nested-launcher"
     assert error.findings[0].evidence[0].text.startswith("starts 'torchrun --nproc-per-node 2 train.py'")
 
 

@@ -80,6 +80,24 @@ def test_a_step_of_a_gan_is_one_of_its_generator_and_those_of_its_critic(critics
     assert [step["forward"] for step in products(trace)] == 3 * [2 * critics + 2]
 
 
+def optimizer_made_anew(keeps):
+    import torch
+
+    model, kept = layer(), []
+    for step in range(ROUNDS):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.9**step)
+        kept += [optimizer] * keeps
+        loss(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_optimizer_that_is_made_anew_goes_on_counting(keeps: bool):
+    trace = rehearse(optimizer_made_anew, steps=3, arguments={"keeps": keeps}).trace
+    assert [step["forward"] for step in products(trace)] == [1, 1, 1]
+
+
 def lbfgs():
     import torch
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -135,3 +136,19 @@ def test_ranks_that_compute_in_silence_add_a_turn(monkeypatch):
     monkeypatch.undo()
     assert os.read(take, 4096) == b"."
     turns.close()
+
+
+def test_a_rank_that_cannot_send_lets_others_compute():
+    launcher, rank = socket.socketpair()
+    (takes, gave), (taken, gives) = os.pipe(), os.pipe()
+    message = b"x" * (4 << 20)
+    sender = threading.Thread(target=Turn(takes, gives).send, args=(rank, message))
+    sender.start()
+    assert os.read(taken, 1) == b"."  # the turn is back, though nobody has read the message
+    received = 0
+    while received < len(message):
+        received += len(launcher.recv(1 << 20))
+    assert sender.is_alive()
+    os.write(gave, b".")
+    sender.join(timeout=10)
+    assert not sender.is_alive()

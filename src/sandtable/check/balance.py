@@ -7,17 +7,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sandtable.check.cost import cost_text, severity_of
+from sandtable.check.cost import cost_text, saved_by_order, severity_of
 from sandtable.check.relations import at_line
 from sandtable.engine.breakdown import Breakdown
 from sandtable.engine.timeline import Timeline, axis_name
-from sandtable.findings import Evidence, Finding
+from sandtable.findings import Evidence, Finding, name_ranks
 from sandtable.trace import Collective, Kind, RankView, Trace, format_ranks
 from sandtable.units import format_bytes, format_seconds
 
 __all__ = ["slow_link", "slow_stage"]
 
 _WORTH_A_WORD = 0.1
+_SAVED = 0.05
 _UNEVEN = 1.3
 """How many times the mean of all ranks the slowest must compute."""
 
@@ -40,9 +41,9 @@ def slow_stage(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     yield Finding(
         rule="slow-stage",
         severity=severity_of(timeline, saved / 2),  # the first and the last stage always differ a little
-        message=f"ranks should compute equally long, but {format_ranks(row.ranks)} take "
-        f"{format_seconds(busy[slowest] / 1e9)} per step and the mean is {format_seconds(mean / 1e9)}; balance would "
-        f"save up to {cost_text(timeline, saved)}",
+        message=f"ranks should compute equally long, but {name_ranks(row.ranks)} "
+        f"{'takes' if row.size == 1 else 'take'} {format_seconds(busy[slowest] / 1e9)} per step and the mean is "
+        f"{format_seconds(mean / 1e9)}; balance would save up to {cost_text(timeline, saved)}",
         ranks=row.ranks,
         evidence=tuple(_work_of(view, timeline)),
         remedy="move layers from this stage to the others, counting the embedding and the loss as layers",
@@ -50,7 +51,7 @@ def slow_stage(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
 
 
 def slow_link(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
-    """Report groups that would fit into a node, but span nodes, and move more than groups inside nodes do."""
+    """Report groups that would fit into a node, but span nodes, if a step were shorter with them inside nodes."""
     if timeline is None or trace.num_nodes < 2:
         return
     view = trace.rank(trace.classes[0].representative)
@@ -63,19 +64,22 @@ def slow_link(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     for own in calls.values():
         group, moved = own[0].group, sum(call.bytes_in for call in own)
         crosses = _num_nodes(trace, own[0]) > 1 and len(group.ranks) <= trace.ranks_per_node
-        if not crosses or not inside or moved < 2 * max(inside):
-            continue
         exposed = communication.get(axis_name(group.name), 0)
-        if exposed < _WORTH_A_WORD * timeline.step_ns:
+        if not crosses or not inside or exposed < _SAVED * timeline.step_ns:
+            continue
+        saved = saved_by_order(timeline, _by_axis(trace, axis_name(group.name)))
+        if saved is None:
+            is_worse = moved >= 2 * max(inside) and exposed >= _WORTH_A_WORD * timeline.step_ns
+            saved = exposed / 2 if is_worse else 0
+        if saved < _SAVED * timeline.step_ns:
             continue
         places = Counter(call.line for call in own)
         yield Finding(
             rule="slow-link",
-            severity=severity_of(timeline, exposed / 2),
-            message="the groups that move most should lie inside a node, but ranks "
+            severity=severity_of(timeline, saved),
+            message="the groups that others wait for most should lie inside a node, but ranks "
             f"{format_ranks(group.ranks)} of axis {axis_name(group.name)} are on {_num_nodes(trace, own[0])} nodes and "
-            f"move {format_bytes(moved)} per step, more than groups inside a node do; this takes "
-            f"{cost_text(timeline, exposed)}",
+            f"move {format_bytes(moved)} per step; as neighbours they would save {cost_text(timeline, saved)}",
             ranks=group.ranks,
             evidence=tuple(
                 at_line(group.ranks, f"calls this {count} times per step", place)
@@ -84,6 +88,13 @@ def slow_link(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             remedy='make this axis the innermost of the mesh, the last of init_device_mesh("cuda", (dp, tp)), so that '
             "its ranks are neighbours",
         )
+
+
+def _by_axis(trace: Trace, axis: str) -> list[int]:
+    """Return all ranks in an order in which those of each group of the axis are neighbours."""
+    members = [group.ranks for group in trace.groups if axis_name(group.name) == axis]
+    order = dict.fromkeys(rank for ranks in members for rank in ranks)
+    return [*order, *(rank for rank in range(trace.world_size) if rank not in order)]
 
 
 def _num_nodes(trace: Trace, call: Collective) -> int:

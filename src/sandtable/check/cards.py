@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from sandtable.check.relations import at_line
+from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Finding, Severity
-from sandtable.trace import DeviceUse, Observations, Trace
+from sandtable.findings import Finding, Severity, name_ranks
+from sandtable.trace import DeviceUse, EventKind, Observations, Trace
 from sandtable.units import format_bytes
 
-__all__ = ["all_ranks_on_one_device", "checkpoint_on_one_card", "memory_on_another_card"]
+__all__ = ["all_ranks_on_one_device", "checkpoint_on_one_card", "memory_on_another_card", "wrong_device_ids"]
 
 _CONTEXT_BYTES = 512 << 20
 """What a process takes of each card that it touches, before its first tensor."""
@@ -109,8 +110,8 @@ def memory_on_another_card(trace: Trace, timeline: Timeline | None) -> Iterator[
     yield Finding(
         rule="memory-on-another-card",
         severity=Severity.WARNING if total > _LARGE * capacity else Severity.NOTE,
-        message=f"a rank should use its own card only, but {len(ranks)} ranks take {format_bytes(total)} of {devices}, "
-        f"and each as much again as a context needs ({format_bytes(_CONTEXT_BYTES)})",
+        message=f"a rank should use its own card only, but {name_ranks(ranks)} {'take' if len(ranks) > 1 else 'takes'} "
+        f"{format_bytes(total)} of {devices}, and as much again as a context needs ({format_bytes(_CONTEXT_BYTES)})",
         ranks=ranks,
         evidence=tuple(
             at_line((rank,), f"takes {format_bytes(use.num_bytes)} of cuda:{use.device}", use.place)
@@ -118,6 +119,28 @@ def memory_on_another_card(trace: Trace, timeline: Timeline | None) -> Iterator[
         ),
         remedy='call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU',
     )
+
+
+def wrong_device_ids(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report DDP wrappers that move the inputs to another card than the one their module is on."""
+
+    def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+        for event in observed.of_kind(EventKind.WRAPPED):
+            card, module_cards = event.facts.get("input_card", -1), event.facts.get("module_cards", ())
+            if card >= 0 and len(module_cards) == 1 and card not in module_cards:
+                text = f"wraps a module on cuda:{module_cards[0]} with device_ids=[{card}]"
+                yield (Sighting(text=text, place=event.place),)
+
+    for ranks, sightings in seen_together(trace, look):
+        yield Finding(
+            rule="wrong-device-ids",
+            severity=Severity.ERROR,
+            message="DistributedDataParallel moves inputs to the card in device_ids, which must be the one that its "
+            "module is on, but they differ",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="give it the card of the rank, device_ids=[local_rank], or leave device_ids and output_device out",
+        )
 
 
 def _nodes(trace: Trace) -> dict[int, list[Observations]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sandtable.check.order import Meetings
+from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
-from sandtable.findings import Evidence, Finding, Severity
+from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, ScriptEvent, Trace
 
 __all__ = ["checkpoint_read_too_early", "checkpoint_written_by_all"]
@@ -37,17 +38,31 @@ def checkpoint_read_too_early(trace: Trace, timeline: Timeline | None) -> Iterat
                 message=f"a file must be complete before another rank reads it, but nothing makes the readers of "
                 f"{Path(path).name} wait for its writer",
                 ranks=tuple(sorted({writer, *early})),
-                evidence=(_evidence((writer,), "writes it", write), _evidence(tuple(early), "reads it", read)),
+                evidence=(at_line((writer,), "writes it", write.place), at_line(tuple(early), "reads it", read.place)),
                 remedy="call torch.distributed.barrier() on all ranks after the file has been written",
             )
 
 
 def checkpoint_written_by_all(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report checkpoints that several ranks of one node write at the same time."""
+    saves = _by_path(trace, EventKind.SAVE)
+    yield from _written_together(trace, saves, "saves to the same path", Severity.WARNING)
+    # What a rank writes anew, and not with torch, may be the same on all of them.
+    writes = {
+        path: [row for row in rows if row[1].facts["truncates"]]
+        for path, rows in _by_path(trace, EventKind.WRITE).items()
+    }
+    others = {path: rows for path, rows in writes.items() if path not in saves}
+    yield from _written_together(trace, others, "writes the same file anew", Severity.NOTE)
+
+
+def _written_together(
+    trace: Trace, saves: Mapping[str, Sequence[tuple[int, ScriptEvent]]], text: str, severity: Severity
+) -> Iterator[Finding]:
     meetings = Meetings(trace)
-    for path, saves in _by_path(trace, EventKind.SAVE).items():
+    for path, rows in saves.items():
         first: dict[int, ScriptEvent] = {}
-        for rank, save in saves:
+        for rank, save in rows:
             first.setdefault(rank, save)
         for node in {rank // trace.gpus_per_node for rank in first}:
             together = [rank for rank in first if rank // trace.gpus_per_node == node]
@@ -60,11 +75,11 @@ def checkpoint_written_by_all(trace: Trace, timeline: Timeline | None) -> Iterat
                 ranks = (together[0], *clashing)
                 yield Finding(
                     rule="checkpoint-written-by-all",
-                    severity=Severity.WARNING,
+                    severity=severity,
                     message=f"one rank must write a file, but several of a node write {Path(path).name} at the same "
                     "time, and may leave a mixture of theirs",
                     ranks=ranks,
-                    evidence=(_evidence(ranks, "saves to the same path", first[ranks[0]]),),
+                    evidence=(at_line(ranks, text, first[ranks[0]].place),),
                     remedy="save on one rank (if dist.get_rank() == 0: ...), or give each rank a path of its own",
                 )
                 break
@@ -76,7 +91,3 @@ def _by_path(trace: Trace, kind: EventKind) -> dict[str, list[tuple[int, ScriptE
         for event in observed.of_kind(kind):
             events[event.facts["path"]].append((rank, event))
     return events
-
-
-def _evidence(ranks: tuple[int, ...], text: str, event: ScriptEvent) -> Evidence:
-    return Evidence(ranks=ranks, text=text, file=event.place.file, line=event.place.line)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from sandtable.check.relations import at_line
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
@@ -14,6 +15,7 @@ from sandtable.trace import EventKind, Line, Observations, ScriptEvent, Trace
 
 __all__ = ["epoch_order", "sampler_shards"]
 
+_IRREGULAR = 0.25
 _FEWEST = 4
 """Samples that two passes must have read before their order says anything."""
 
@@ -31,6 +33,16 @@ def epoch_order(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
             remedy="call sampler.set_epoch(epoch) before each epoch; without a DistributedSampler, do not seed the "
             "generator again",
         )
+    for ranks, sightings in seen_together(trace, _repeated_own_order):
+        yield Finding(
+            rule="epoch-order",
+            severity=Severity.NOTE,
+            message="each epoch should read the samples in an order of its own; this sampler gives an irregular one, "
+            "and the same in each pass",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="seed the generator of the sampler with seed + epoch, if it is meant to shuffle",
+        )
     for ranks, sightings in seen_together(trace, _without_set_epoch):
         yield Finding(
             rule="epoch-order",
@@ -45,6 +57,7 @@ def epoch_order(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
 
 def sampler_shards(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
     """Report samplers that give ranks of one DDP group the same part of the data, or leave a part to nobody."""
+    yield from _sharded_twice(trace)
     done: set[tuple[int, ...]] = set()
     for observed in trace.observations.values():
         for wrapped in observed.of_kind(EventKind.WRAPPED):
@@ -85,7 +98,50 @@ def _wrong_shards(trace: Trace, group: tuple[int, ...]) -> Iterator[Finding]:
     )
 
 
+def _sharded_twice(trace: Trace) -> Iterator[Finding]:
+    def look(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+        for event in _training_passes(observed):
+            parts, again = event.facts.get("replicas", 1), event.facts.get("parts_again", 1)
+            if min(parts, again) > 1:
+                yield (
+                    Sighting(
+                        text=f"makes a loader whose sampler reads one of {parts} parts, and of that one of {again}",
+                        place=Line(*event.facts["made"]),
+                    ),
+                    Sighting(text="takes batches from it", place=event.place),
+                )
+                return
+
+    for ranks, sightings in seen_together(trace, look):
+        yield Finding(
+            rule="sampler-shards",
+            severity=Severity.WARNING,
+            message="the data must be divided between the ranks once, but a DistributedSampler does it and Accelerate "
+            "does it again: most samples are read by nobody",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="give the loader that is prepared a sampler of all samples (RandomSampler, or shuffle=True)",
+        )
+
+
 def _repeated_order(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+    return _repetitions(observed, lambda facts: bool(facts["shuffles"]))
+
+
+def _repeated_own_order(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+    return _repetitions(
+        observed, lambda facts: facts["is_own_sampler"] and not facts["shuffles"] and _is_irregular(facts["indices"])
+    )
+
+
+def _is_irregular(order: Sequence[int]) -> bool:
+    """Return whether an order goes down about as often as up, as a permutation does."""
+    return sum(two < one for one, two in itertools.pairwise(order)) > _IRREGULAR * len(order)
+
+
+def _repetitions(
+    observed: Observations, is_meant: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[tuple[Sighting, ...]]:
     passes: dict[tuple[object, ...], list[ScriptEvent]] = defaultdict(list)
     for event in _training_passes(observed):
         passes[*event.facts["made"], event.facts["dataset"]].append(event)
@@ -93,7 +149,7 @@ def _repeated_order(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
         for first, second in itertools.pairwise(events):
             ours, theirs = first.facts["indices"], second.facts["indices"]
             count = min(len(ours), len(theirs))
-            if count >= _FEWEST and ours[:count] == theirs[:count] and first.facts["shuffles"]:
+            if count >= _FEWEST and ours[:count] == theirs[:count] and is_meant(first.facts):
                 yield (
                     Sighting(text="makes the loader", place=Line(*first.facts["made"])),
                     Sighting(text=f"reads {count} samples in an order", place=first.place),

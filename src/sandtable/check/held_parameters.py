@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from sandtable.check.sightings import Sighting, evidence_of, names_of, places_where_made, seen_together
@@ -9,7 +10,7 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, Line, Observations, ScriptEvent, Trace
 
-__all__ = ["parameters_not_optimized", "stale_parameters"]
+__all__ = ["parameters_not_optimized", "parameters_without_gradient", "stale_parameters"]
 
 
 def stale_parameters(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -40,11 +41,65 @@ def parameters_not_optimized(trace: Trace, timeline: Timeline | None) -> Iterato
         )
 
 
+def parameters_without_gradient(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
+    """Report parameters that an optimizer holds and a forward pass uses, but that no gradient comes back to."""
+    message = "a parameter that an optimizer holds must get a gradient to be trained, but "
+    for ranks, sightings in seen_together(trace, _cut_losses):
+        yield Finding(
+            rule="parameters-without-gradient",
+            severity=Severity.ERROR,
+            message=f"{message}this loss has no graph, so its backward pass reaches no parameter at all",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="compute the loss from the tensors that the model returned: loss.item(), torch.tensor(...) and "
+            ".data leave the graph behind",
+        )
+    for ranks, sightings in seen_together(trace, _cut_parameters):
+        yield Finding(
+            rule="parameters-without-gradient",
+            severity=Severity.NOTE,  # (a teacher or a frozen part may be held by an optimizer, too, and is in order)
+            message=f"{message}these never do, because the forward pass uses them under no_grad",
+            ranks=ranks,
+            evidence=evidence_of(ranks, sightings),
+            remedy="remove no_grad() there; or, if they are meant to stay as they are, freeze them with "
+            "requires_grad_(False) and leave them out of the optimizer",
+        )
+
+
+def _cut_losses(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+    steps = [step for steps in _steps(observed).values() for step in steps]
+    passes = list(observed.of_kind(EventKind.BACKWARD))
+    is_cut = bool(passes) and all(one.facts.get("is_cut", False) for one in passes)
+    if is_cut and steps and not any(step.facts["num_gradients"] for step in steps):
+        yield (
+            Sighting(text="runs a backward pass that begins at a tensor without a graph", place=passes[0].place),
+            Sighting(text="updates without gradients", place=steps[0].place),
+        )
+
+
+def _cut_parameters(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
+    made = places_where_made(observed)
+    changed = _changed(observed)
+    for optimizer, steps in _steps(observed).items():
+        if len(steps) < 2 or not any(step.facts["num_gradients"] for step in steps):
+            continue
+        never = set.intersection(*({index for index, *_ in step.facts["unrecorded"]} for step in steps)) - changed
+        places: dict[Line, list[int]] = defaultdict(list)
+        for index, file, line in steps[-1].facts["unrecorded"]:
+            if index in never and line:
+                places[Line(file, line)].append(index)
+        for place, parameters in places.items():
+            yield (
+                Sighting(text=f"computes under no_grad with {names_of(observed, parameters)}", place=place),
+                Sighting(text="makes the optimizer with them", place=made.get(optimizer, Line())),
+            )
+
+
 def _stale(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
     made = places_where_made(observed)
     for optimizer, steps in _steps(observed).items():
         unheld = set.intersection(*(set(step.facts["unheld"]) for step in steps))
-        if not unheld or not all(_is_idle(step) for step in steps):
+        if not unheld or _frozen(observed, optimizer) or not all(_is_idle(step) for step in steps):
             continue
         yield (
             Sighting(text="makes the optimizer", place=made.get(optimizer, Line())),
@@ -63,7 +118,8 @@ def _is_idle(step: ScriptEvent) -> bool:
 
 def _not_optimized(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
     steps = [step for steps in _steps(observed).values() for step in steps]
-    if not steps or any(step.facts["foreign"] for step in steps) or any(_is_idle(step) for step in steps):
+    idle = [step for step in steps if _is_idle(step) and not _frozen(observed, step.subject)]
+    if not steps or idle or any(step.facts["foreign"] for step in steps):
         return
     unheld = set.intersection(*(set(step.facts["unheld"]) for step in steps)) - _changed(observed)
     if not unheld:
@@ -74,10 +130,22 @@ def _not_optimized(observed: Observations) -> Iterator[tuple[Sighting, ...]]:
         for number, place in places_where_made(observed).items()
         if number in numbers
     )
+    frozen = (
+        Sighting(text=f"gives it only {names_of(observed, held)}, which are frozen", place=place)
+        for number, place in places_where_made(observed).items()
+        if number in numbers and (held := _frozen(observed, number))
+    )
     names = names_of(observed, sorted(unheld))
     backward = next(observed.of_kind(EventKind.BACKWARD), None)
     computing = (Sighting(text=f"computes gradients of {names}", place=backward.place),) if backward else ()
-    yield (*optimizers, *computing, Sighting(text="updates other parameters only", place=steps[0].place))
+    yield (*optimizers, *frozen, *computing, Sighting(text="updates other parameters only", place=steps[0].place))
+
+
+def _frozen(observed: Observations, optimizer: int) -> tuple[int, ...]:
+    """Return the parameters that an optimizer holds if all of them are the model's and need no gradient."""
+    held = next((one.parameters for one in observed.optimizers if one.optimizer == optimizer), ())
+    is_frozen = all(number >= 0 and not observed.parameters[number].requires_grad for number in held)
+    return held if is_frozen else ()
 
 
 def _changed(observed: Observations) -> set[int]:

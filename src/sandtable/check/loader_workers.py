@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sandtable.check.relations import at_line
+from sandtable.check.relations import RankTable, at_line, data_parallel_groups, equal_seeds
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
@@ -62,7 +62,8 @@ def workers_draw_alike(trace: Trace, timeline: Timeline | None) -> Iterator[Find
 
 
 def ranks_draw_alike(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
-    """Report ranks whose workers draw the same random numbers."""
+    """Note ranks of which the workers, or the cards, draw the same random numbers."""
+    yield from _cards_draw_alike(trace)
     states: dict[tuple[object, ...], list[tuple[int, ScriptEvent]]] = defaultdict(list)
     for rank, observed in sorted(trace.observations.items()):
         for event in _passes(observed):
@@ -83,6 +84,32 @@ def ranks_draw_alike(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
                 remedy="add the rank to the seed that the script sets before it makes the loader",
             )
             return
+
+
+def _cards_draw_alike(trace: Trace) -> Iterator[Finding]:
+    table = RankTable(trace.observations)
+    for group in data_parallel_groups(trace):
+        ranks = tuple(rank for rank in group if rank in trace.observations)
+        draws = [
+            [draw for draw in trace.observations[rank].draws if draw.row >= table.ranks[rank].first_row]
+            for rank in ranks
+        ]
+        alike = [row[0] for row in zip(*draws, strict=False) if len({draw.identity for draw in row}) == 1]
+        if len(ranks) < 2 or not alike or not table.have_different_inputs(ranks):
+            continue
+        places = dict.fromkeys(draw.place for draw in alike)
+        yield Finding(
+            rule="ranks-draw-alike",
+            severity=Severity.NOTE,
+            message="ranks that read different samples draw the same random numbers on their cards, so noise and "
+            "dropout masks are alike on all of them",
+            ranks=ranks,
+            evidence=(
+                *(at_line(ranks, "draws the same random numbers as the others", place) for place in list(places)[:4]),
+                *(at_line(ranks, text, place) for text, place in equal_seeds(trace, ranks)),
+            ),
+            remedy="add the rank to the seed after the model is made: torch.manual_seed(seed + rank)",
+        )
 
 
 def _alike(observed: Observations) -> Iterator[tuple[Sighting, ...]]:

@@ -1,8 +1,8 @@
-"""Meetings: ranks that did not meet after the captured steps.
+"""Meetings: ranks that did not meet after the captured steps, or failed there for a reason that is known.
 
 The capture compares collectives of the ranks that run. Where they disagree within the captured steps the run fails;
-where they disagree later, while the script is followed without records, the figures stand and the finding is left as a
-note.
+where they disagree or fail later, while the script is followed without records, the figures stand and the finding is
+left as a note.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ __all__ = ["MEETING_RULES"]
 _NAMES = (
     "collective-mismatch",
     "collective-timeout",
+    "cuda-after-fork",
     "deadlock-cycle",
     "early-exit",
+    "gradient-ready-twice",
     "group-mismatch",
     "missing-participant",
+    "nested-launcher",
+    "non-contiguous-tensor",
     "p2p-mismatch",
     "rank-raised",
     "unequal-batches",
+    "unused-parameters",
+    "world-size-not-divisible",
+    "wrong-device-for-nccl",
+    "wrong-device-index",
 )
 
 

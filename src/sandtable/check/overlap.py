@@ -24,6 +24,9 @@ _LEAST_BYTES = 64 << 20
 _LATE = 0.9
 _EXPOSED = 0.02
 _MANY = 24
+_MANY_IN_A_ROW = 8
+"""Fewer, if nothing is computed between them that could hide them."""
+_FEW_OPERATORS = 4
 _TINY_BYTES = 256 << 10
 
 
@@ -68,7 +71,8 @@ def unoverlapped_buckets(trace: Trace, timeline: Timeline | None) -> Iterator[Fi
             ranks=row.ranks,
             evidence=(*_evidence(row.ranks, counts, reductions), *_wrappings(trace, row.representative)),
             remedy="let DistributedDataParallel reduce, in buckets of its usual size (bucket_cap_mb=25); with FSDP, "
-            "shard each layer by itself before the whole model",
+            "shard each layer by itself before the whole model; with ZeRO, set overlap_comm and a smaller "
+            "reduce_bucket_size",
         )
 
 
@@ -86,7 +90,8 @@ def tiny_collectives(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
                 by_line.setdefault((call.op, call.line), []).append(call)
         for (op, place), same in by_line.items():
             sizes = [max(call.bytes_in, call.bytes_out) for call in same]
-            if len(same) < _MANY or np.median(sizes) > _TINY_BYTES or op == "barrier":
+            least = _MANY_IN_A_ROW if _is_in_a_row(view, same) else _MANY
+            if len(same) < least or np.median(sizes) > _TINY_BYTES or op == "barrier":
                 continue
             costs = [alone.get((op, size), 0.0) for size in sizes]
             saved = sum(costs) - max(costs)
@@ -100,6 +105,12 @@ def tiny_collectives(trace: Trace, timeline: Timeline | None) -> Iterator[Findin
                 remedy="put the tensors into one buffer first (torch._utils._flatten_dense_tensors), or issue them in "
                 "one batch (dist._coalescing_manager); for gradients, use DistributedDataParallel",
             )
+
+
+def _is_in_a_row(view: RankView, calls: list[Collective]) -> bool:
+    """Return whether hardly anything is computed between these calls."""
+    between = view.records.kind[calls[0].index : calls[-1].index]
+    return int((between == Kind.OPERATOR).sum()) <= _FEW_OPERATORS * len(calls)
 
 
 def _reductions(view: RankView, timeline: Timeline) -> _Reductions:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sandtable.check.relations import RankTable
-from sandtable.trace import Observations, Trace, WatchedParameter
+from sandtable.trace import CallIdentity, EventKind, Line, Observations, Trace, WatchedParameter
 
-__all__ = ["Numbers", "ParameterCopy", "are_different", "first_difference", "grouped", "replicas_of", "trained_copies"]
+__all__ = [
+    "Numbers",
+    "ParameterCopy",
+    "are_different",
+    "first_difference",
+    "grouped",
+    "have_different_gradients",
+    "replicas_of",
+    "trained_copies",
+]
+
+_SNAPSHOTS = ("parameters", "gradients", "before", "local gradients")
 
 Key = tuple[int, str, tuple[int, ...], str]
 
@@ -21,6 +32,7 @@ class Numbers:
 
     identity: int
     outline: int
+    row: int = field(default=0, compare=False)
 
     @property
     def are_known(self) -> bool:
@@ -40,7 +52,11 @@ class ParameterCopy:
     gradients: tuple[Numbers, ...]
     later: tuple[Numbers, ...]
     """What it held before each later update, and at the end."""
+    local_gradients: tuple[Numbers, ...]
+    """What the last backward pass before an update left, from the second update on."""
     groups: tuple[tuple[int, ...], ...]
+    written: tuple[Line, ...]
+    """Where its gradient was last written before each update, as far as that was noted."""
 
     @property
     def key(self) -> Key:
@@ -53,7 +69,7 @@ class ParameterCopy:
 
 
 def trained_copies(trace: Trace) -> list[list[ParameterCopy]]:
-    """Return the copies of each parameter that several captured ranks hold whole and update."""
+    """Return the copies of each parameter, or parts of it, that several captured ranks hold and update."""
     found: dict[Key, list[ParameterCopy]] = defaultdict(list)
     for _, observed in sorted(trace.observations.items()):
         for copy in _copies_of(observed):
@@ -66,24 +82,85 @@ def replicas_of(trace: Trace) -> Iterator[list[ParameterCopy]]:
     """Yield the copies of each parameter that start alike, on ranks that are replicas of each other."""
     every = trained_copies(trace)
     relations = _Relations(trace, every)
+    received = {rank: _received_from_wrappers(trace, rank) for rank in trace.observations}
     for copies in every:
-        for members in grouped(copies, lambda copy: copy.values[0].outline):
+        for members in grouped(copies, lambda copy: (copy.values[0].outline, received.get(copy.rank))):
             replicas = [copy for copy in members if relations.are_replicas(members[0], copy)]
             if len(replicas) > 1 and members[0].values[0].are_known:
                 yield replicas
 
 
+def _received_from_wrappers(trace: Trace, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return what the first rank of each group gave out where DDP was made over a part of the ranks.
+
+    The outline of what was broadcast does not say what that was, and teams of ranks may train models of their own.
+    """
+    observed = trace.observations[rank]
+    places = {(event.place.file, event.place.line) for event in observed.of_kind(EventKind.WRAPPED)}
+    groups = dict.fromkeys(call.group for call in observed.calls if _is_made(call, places) and call.group)
+    roots = {group: trace.observations.get(group[0]) for group in groups}
+    return tuple(
+        tuple(call.identity for call in root.calls if _is_made(call, places) and call.group == group)
+        for group, root in roots.items()
+        if root is not None
+    )
+
+
+def _is_made(call: CallIdentity, places: set[tuple[str, int]]) -> bool:
+    return call.op == "broadcast" and (call.place.file, call.place.line) in places
+
+
 def first_difference(copies: Sequence[ParameterCopy], table: RankTable) -> int:
     """Return the number of the first update after which copies differ for good, or -1."""
     num_updates = min(min(len(copy.values) - 1, len(copy.gradients)) for copy in copies)
-    # Copies that become one again are averaged from time to time, as local SGD does.
-    num_later = min(len(copy.later) for copy in copies)
-    if any(len({copy.later[k].identity for copy in copies}) == 1 for k in range(num_later)):
-        return -1
     for number in range(num_updates):
         if are_different([copy.values[number + 1] for copy in copies]) or not _are_joined(copies, table):
-            return number
+            return -1 if _become_one_again(copies, number + 1, table) else number
     return -1
+
+
+def _become_one_again(copies: Sequence[ParameterCopy], number: int, table: RankTable) -> bool:
+    """Return whether copies that differ after this update are averaged later, as in local SGD."""
+    since = copies[0].values[number].row
+    num_later = min(len(copy.later) for copy in copies)
+    return any(copies[0].later[k].row >= since and _are_averaged(copies, k, table) for k in range(num_later))
+
+
+def _are_averaged(copies: Sequence[ParameterCopy], moment: int, table: RankTable) -> bool:
+    """Return whether copies are one before an update, and not because one copy has taken the place of the others.
+
+    What each rank has updated would be lost then. Copies that no update has changed may well be replaced: they are
+    another rank's to update.
+    """
+    numbers = [copy.later[moment] for copy in copies]
+    if len({number.identity for number in numbers}) > 1 or not numbers[0].are_known:
+        return False
+    updates = [sum(value.row <= copy.later[moment].row for value in copy.values) - 1 for copy in copies]
+    if min(updates) < 1:
+        return True
+    updated = [copy.values[update] for copy, update in zip(copies, updates, strict=True)]
+    is_each_updated = all(
+        copy.values[update] != copy.values[update - 1] for copy, update in zip(copies, updates, strict=True)
+    )
+    if not is_each_updated or not are_different(updated):
+        return True
+    calls = [
+        call
+        for copy, value in zip(copies, updated, strict=True)
+        for call in table.ranks[copy.rank].calls_between(value.row, copy.later[moment].row)
+    ]
+    return not calls or any(call.op != "broadcast" for call in calls)
+
+
+def have_different_gradients(copies: Sequence[ParameterCopy], number: int) -> bool:
+    """Return whether the gradients of some update in the step behind which copies differ are not the same."""
+    begin, end = copies[0].values[number].row, copies[0].values[number + 1].row
+    updates = [
+        k
+        for k in range(min(len(copy.gradients) for copy in copies))
+        if begin <= copies[0].gradients[k].row <= end and any(copy.gradients[k].are_known for copy in copies)
+    ]
+    return any(len({copy.gradients[k].identity for copy in copies}) > 1 for k in updates)
 
 
 def are_different(numbers: Iterable[Numbers]) -> bool:
@@ -101,17 +178,24 @@ def grouped(copies: Iterable[ParameterCopy], key: Callable[[ParameterCopy], Hash
 
 
 def _copies_of(observed: Observations) -> Iterator[ParameterCopy]:
-    """Yield a rank's copies of the parameters that it holds whole."""
-    rows = {of: [row for row in observed.snapshots if row.of == of] for of in ("parameters", "gradients", "before")}
-    groups = {number: scale.groups for scale in observed.scales for number in scale.parameters}
+    """Yield what a rank holds of each parameter: a copy, or a part of which other ranks may have a copy."""
+    rows = {of: [row for row in observed.snapshots if row.of == of] for of in _SNAPSHOTS}
+    scales = [scale for scale in observed.scales if scale.of == "gradients"]
+    groups = {number: scale.groups for scale in scales for number in scale.parameters}
+    written: dict[int, list[Line]] = defaultdict(list)
+    for scale in scales:
+        for number in scale.parameters:
+            written[number].append(scale.written)
     for number, parameter in enumerate(observed.parameters):
-        if parameter.is_sharded or parameter.is_buffer or not parameter.requires_grad:
+        if parameter.is_buffer:
             continue
-        values, gradients, later = (
+        values, gradients, later, local_gradients = (
             tuple(
-                Numbers(row.identities[number], row.outlines[number]) for row in rows[of] if number < len(row.outlines)
+                Numbers(row.identities[number], row.outlines[number], row.row)
+                for row in rows[of]
+                if number < len(row.outlines)
             )
-            for of in ("parameters", "gradients", "before")
+            for of in _SNAPSHOTS
         )
         yield ParameterCopy(
             rank=observed.rank,
@@ -119,26 +203,40 @@ def _copies_of(observed: Observations) -> Iterator[ParameterCopy]:
             values=values,
             gradients=gradients,
             later=later,
+            local_gradients=local_gradients,
             groups=groups.get(number, ()),
+            written=tuple(written[number]),
         )
 
 
 def _are_joined(copies: Sequence[ParameterCopy], table: RankTable) -> bool:
     """Return whether sums over groups connect all copies, as far as it is known over which groups they were summed.
 
-    Ranks with the same inputs compute the parts of one model, so they count as connected.
+    Ranks with the same inputs compute the parts of one model, so they count as connected, unless their gradients were
+    different before they were summed.
     """
     if not all(copy.groups for copy in copies):
         return True
+    if all(
+        len({gradient.identity for gradient in gradients}) == 1
+        for gradients in zip(*(copy.gradients for copy in copies), strict=False)
+    ):
+        return True
     label = {rank: rank for copy in copies for group in (copy.groups[0], (copy.rank,)) for rank in group}
     together = [group for copy in copies for group in copy.groups]
-    together += [(one.rank, two.rank) for one, two in pairwise(copies) if table.have_same_inputs((one.rank, two.rank))]
-    together += [(copies[0].rank, copy.rank) for copy in copies if table.have_same_inputs((copies[0].rank, copy.rank))]
+    pairs = [*pairwise(copies), *((copies[0], copy) for copy in copies)]
+    together += [(one.rank, two.rank) for one, two in pairs if _compute_one_gradient(one, two, table)]
     for _ in together:
         for ranks in together:
             lowest = min(label.get(rank, rank) for rank in ranks)
             label.update(dict.fromkeys(ranks, lowest))
     return len({label[copy.rank] for copy in copies}) == 1
+
+
+def _compute_one_gradient(one: ParameterCopy, other: ParameterCopy, table: RankTable) -> bool:
+    """Return whether ranks with the same inputs come to the same gradient of a parameter, as far as that is known."""
+    pairs = zip(one.local_gradients, other.local_gradients, strict=False)
+    return table.have_same_inputs((one.rank, other.rank)) and not any(are_different(pair) for pair in pairs)
 
 
 class _Relations:

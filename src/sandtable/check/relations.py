@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from sandtable.findings import Evidence
-from sandtable.trace import CallIdentity, EventKind, Line, Observations
+from sandtable.trace import CallIdentity, EventKind, Line, Observations, Trace
 
-__all__ = ["RankFacts", "RankTable", "at_line", "few_names"]
+__all__ = ["RankFacts", "RankTable", "at_line", "data_parallel_groups", "equal_seeds", "few_names"]
 
 _MOST_NAMES = 3
+_MOST_SEEDS = 4
 _IRREGULAR = {"has": "have", "is": "are", "was": "were", "does": "do"}
 _FEW_BYTES = 64
 _MANY_BYTES = 1024
@@ -63,6 +64,11 @@ class RankFacts:
         updates = [row for row, kind in self._turns if kind is EventKind.OPTIMIZER_STEP]
         return updates[0] if len(updates) > 1 else self.first_row
 
+    def calls_between(self, first: int, last: int) -> list[CallIdentity]:
+        """Return the collectives between two rows, of more than a few numbers."""
+        calls = self.observed.calls
+        return [call for call in calls if first <= call.row < last and call.num_bytes >= _MANY_BYTES]
+
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The identities of what came from the host while training, or else was drawn on the card."""
@@ -107,6 +113,24 @@ class RankTable:
         """Return the kinds of collectives of forward passes that both ranks take part in."""
         calls = self.ranks[one].activation_calls
         return {call.op for call in calls if not call.group or other in call.group}
+
+
+def data_parallel_groups(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Yield the groups of ranks whose gradients DDP or FSDP averages."""
+    groups = {
+        tuple(event.facts.get("group", ()))
+        for observed in trace.observations.values()
+        for event in observed.of_kind(EventKind.WRAPPED, EventKind.SHARDED)
+    }
+    return (group for group in sorted(groups) if len(group) > 1)
+
+
+def equal_seeds(trace: Trace, ranks: Sequence[int]) -> list[tuple[str, Line]]:
+    """Return where all of these ranks seed their random numbers alike."""
+    events = [trace.observations[rank].of_kind(EventKind.SEEDED) for rank in ranks]
+    seeds = [{(event.facts["how"], event.facts["seed"], event.place) for event in of_rank} for of_rank in events]
+    alike = sorted(set.intersection(*seeds), key=lambda seed: seed[2].line)
+    return [(f"calls {how}({seed})", place) for how, seed, place in alike][:_MOST_SEEDS]
 
 
 def at_line(ranks: Iterable[int], text: str, place: Line) -> Evidence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -45,6 +46,7 @@ for commands in (run, check, report, cluster, doctor, lab, study, pipeline, plan
 
 def main() -> None:
     """Run the command line: a user error is one message and exit code 1, Ctrl-C exit code 130."""
+    gc.freeze()  # what was imported stays: no collection needs to look at it
     console = Console(stderr=True)
     try:
         app()

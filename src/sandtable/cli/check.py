@@ -93,6 +93,9 @@ class CheckOptions(RehearsalOptions):
 _FOLLOW_SECONDS = 5.0
 """How long a check follows a script after the captured steps: longer than a rehearsal, whose purpose is another."""
 
+_FEW_RANKS = 64
+"""Up to this many ranks all run, if they take only seconds: any of them may be the one that does something else."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -118,7 +121,9 @@ def check(options: CheckOptions) -> None:
 
 
 def _check(options: CheckOptions, console: Console) -> None:
-    rehearsal = rehearse_as_typed(options, replace(options.launch, follow_seconds=_FOLLOW_SECONDS))
+    rehearsal = rehearse_as_typed(
+        options, replace(options.launch, follow_seconds=_FOLLOW_SECONDS, few_ranks=_FEW_RANKS)
+    )
     if options.parity and rehearsal.error is None:
         rehearsal = _with_parity(options, rehearsal, console)
     print_traceback(rehearsal, Console(stderr=True))

@@ -19,7 +19,10 @@ from sandtable.trace.kinds import P2P_OPS
 from sandtable.trace.trace import Trace
 from sandtable.trace.view import Collective
 
-__all__ = ["explain_stall"]
+__all__ = ["STALL", "explain_stall"]
+
+STALL = "stall"
+"""The rule of a stall that nothing in the timeline explains."""
 
 _MOST_RANKS = 256
 """Of a larger world the first ranks are looked at."""
@@ -74,7 +77,7 @@ def explain_stall(
         for item in stuck
     ]
     return _error(
-        "stall",
+        STALL,
         "all members must join every call, but the run stalls",
         evidence,
         "make every member issue the same calls in the same order, or capture more steps (--steps) if the script was "

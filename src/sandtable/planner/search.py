@@ -30,8 +30,9 @@ from sandtable.planner.search_space import CLUSTER_KNOBS, Configuration, Knob, S
 from sandtable.planner.trial import Outcome, Trial, TrialState
 from sandtable.planner.trial_store import TrialStore
 from sandtable.planner.workers import TrialTask, Workers
-from sandtable.rehearsal import CaptureStore, LaunchOptions, make_job, resolve_command
-from sandtable.report import UserInputs
+from sandtable.rehearsal.script import LaunchOptions, make_job, resolve_command
+from sandtable.rehearsal.store import CaptureStore
+from sandtable.report.summary import UserInputs
 from sandtable.version import __version__
 
 __all__ = ["SearchOptions", "SearchStarted", "TrialEnded", "plan"]
@@ -340,7 +341,7 @@ class _Search:
                 resolved = resolve_command(words, cluster=task.cluster, nodes=task.nodes, options=options)
                 script, args, nodes, options = resolved.script, resolved.script_args, resolved.nodes, resolved.options
             machines = clusters.load(task.cluster, nodes=nodes)
-            job = make_job(script, args, machines, task.steps, replace(options, checks=False, runs_few=False))
+            job = make_job(script, args, machines, task.steps, replace(options, checks=False, few_ranks=0))
         except LaunchError as error:
             return Outcome(state=TrialState.REJECTED, reason=str(error))
         facts = (CaptureStore().path_of(job).stem, repr(machines), repr(task.inputs), __version__)

@@ -29,11 +29,11 @@ from sandtable.errors import LaunchError, SandtableError
 from sandtable.findings import Finding, Severity
 from sandtable.launch import is_launch_command
 from sandtable.planner.trial import Outcome, TrialFigures, TrialState
-from sandtable.rehearsal import LaunchOptions, Rehearsal, rehearse, rehearse_command
-from sandtable.report import Summary, UserInputs
+from sandtable.rehearsal.rehearsal import Rehearsal
+from sandtable.rehearsal.script import LaunchOptions, rehearse, rehearse_command
+from sandtable.report.summary import Summary, UserInputs
 from sandtable.report.times import PARTS, Parts
-from sandtable.vgpu import Launcher
-from sandtable.vgpu.launcher import use_launcher
+from sandtable.vgpu.launcher import Launcher, use_launcher
 
 __all__ = ["TrialTask", "Workers", "run_trial"]
 
@@ -204,7 +204,7 @@ def _rehearse(task: TrialTask) -> Rehearsal:
         nodes=task.nodes if task.is_command else task.nodes or 1,
         steps=task.steps,
         inputs=task.inputs,
-        options=task.launch if task.checks else replace(task.launch, checks=False, runs_few=False),
+        options=task.launch if task.checks else replace(task.launch, checks=False, few_ranks=0),
         out=task.out,
     )
 

@@ -68,12 +68,15 @@ class Parity:
     num_streams: int
     num_replicas: int
     rtol: float
+    has_dropout: bool = True
+    """False if a single process draws its masks otherwise, so that all were compared without."""
 
     def describe(self) -> str:
         """Return in a sentence what was compared."""
         return (
             f"parity: {self.num_parameters} parameters, {self.num_updates} steps, {self.num_streams} data-parallel "
             f"streams against {self.num_replicas} single processes, tolerance {self.rtol:g}"
+            + ("" if self.has_dropout else "; without dropout, whose masks a single process draws in another order")
         )
 
 
@@ -182,6 +185,7 @@ class _Runs:
         self._parity = parity
         self._options = options
         self._directory = directory
+        self._has_dropout = True
 
     def compare(self) -> Parity:
         """Make all runs, and return what differs."""
@@ -206,11 +210,23 @@ class _Runs:
                 "many with --single, if it has a flag for that"
             )
         rtol = self._tolerance([*parallel, outline])
+        drawn = parallel
         plan, replicas = self._reference(parallel, outline, single, rtol)
+        if plan.unmatched_masks:
+            self._has_dropout = False
+            parallel, outline = self._run(job, "all ranks without dropout"), self._run(single, "one rank")[0]
+            plan, replicas = self._reference(parallel, outline, single, rtol)
         guide = plan_update(plan, replicas)
         update = replicas[0] if guide is None else self._run(single, "one rank with the mean gradient", guide)[0]
-        measured = Measured(parallel=tuple(parallel), replicas=tuple(replicas), update=update, plan=plan, rtol=rtol)
-        return _outcome(measured, plan)
+        measured = Measured(
+            parallel=tuple(parallel),
+            replicas=tuple(replicas),
+            update=update,
+            plan=plan,
+            rtol=rtol,
+            drawn=tuple(drawn),
+        )
+        return _outcome(measured, plan, has_dropout=self._has_dropout)
 
     def _reference(
         self, parallel: Sequence[RankValues], outline: RankValues, single: Job, rtol: float
@@ -243,7 +259,11 @@ class _Runs:
         folder = Path(tempfile.mkdtemp(dir=self._directory))
         if guide is not None:
             guide.save(folder / "guide")
-        values = ValueSettings(directory=str(folder), guide=str(folder / "guide") if guide is not None else "")
+        values = ValueSettings(
+            directory=str(folder),
+            guide=str(folder / "guide") if guide is not None else "",
+            has_dropout=self._has_dropout,
+        )
         self._options.listen(Noticed(text=f"parity: running with {what}"))
         quiet = replace(job, values=values, observes=False, follow_seconds=0.0, num_epochs=0)
         captured = self._launcher.capture(quiet)
@@ -275,6 +295,11 @@ def _require_values(ranks: Sequence[RankValues], what: str) -> None:
             )
         if not values.num_updates:
             raise ParityError(f"a run must update its parameters with an optimizer of torch, but with {what} none did")
+        if not values.gradients and not values.unclipped_gradients:
+            raise ParityError(
+                f"updates must use gradients, but with {what} no parameter of rank {values.rank} has one when the "
+                "optimizer steps; let the backward pass before it reduce them"
+            )
         if not any(piece.is_held for piece in values.pieces):
             raise ParityError(
                 f"an optimizer must hold the model's parameters, but with {what} it holds others; run without master "
@@ -282,7 +307,7 @@ def _require_values(ranks: Sequence[RankValues], what: str) -> None:
             )
 
 
-def _outcome(measured: Measured, plan: ReferencePlan) -> Parity:
+def _outcome(measured: Measured, plan: ReferencePlan, *, has_dropout: bool) -> Parity:
     return Parity(
         findings=parity_findings(measured),
         num_parameters=len(plan.layout.shapes),
@@ -290,4 +315,5 @@ def _outcome(measured: Measured, plan: ReferencePlan) -> Parity:
         num_streams=len(plan.streams),
         num_replicas=len(measured.replicas),
         rtol=measured.rtol,
+        has_dropout=has_dropout,
     )

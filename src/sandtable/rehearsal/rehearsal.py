@@ -10,10 +10,12 @@ from pathlib import Path
 
 from sandtable import cluster as clusters
 from sandtable.check.inspect import ABOUT_FIGURES, RULES, inspect
+from sandtable.check.meetings import MEETING_RULES
 from sandtable.check.silencing import silence
 from sandtable.cluster import Cluster
 from sandtable.engine.compute.measured import MeasuredTable
 from sandtable.engine.simulate import simulate
+from sandtable.engine.stalls import STALL
 from sandtable.engine.timeline import Timeline
 from sandtable.engine.what_if import WhatIf
 from sandtable.errors import ClusterError, FindingError, ReportError, SandtableError, SimulationError
@@ -214,6 +216,8 @@ class Rehearsal:
         known = {finding.rule for finding in ends}
         others = [finding for finding in outcome.findings if finding.rule not in known]
         mistakes = inspect(self.trace, outcome.timeline, rules=RULES.keys() - ABOUT_FIGURES - known)
+        if any(finding.rule in MEETING_RULES for finding in mistakes):  # says why the simulated run stalls
+            ends = tuple(finding for finding in ends if finding.rule != STALL)
         kept, silenced = silence((*others, *mistakes, *self._other_findings), self.inputs.ignored_rules)
         return replace(outcome, findings=worst_first((*ends, *kept)), silenced=silenced)
 

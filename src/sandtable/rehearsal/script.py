@@ -55,7 +55,7 @@ class LaunchOptions:
         num_epochs: after the captured steps, follow the script without records until its data loaders have been read
             this often, to see whether ranks still meet at the end of an epoch; by default for `follow_seconds`.
         follow_seconds: how long to follow a script whose steps are quick; 0 to stop after the captured steps.
-        runs_few: with `ranks="auto"`, run every rank where there are at most 16 and that takes only seconds.
+        few_ranks: with `ranks="auto"`, run every rank where there are at most this many and that takes only seconds.
     """
 
     ranks_per_node: int | None = None
@@ -78,7 +78,7 @@ class LaunchOptions:
     store: CaptureStore | None = None
     num_epochs: int = 0
     follow_seconds: float = 2.0
-    runs_few: bool = True
+    few_ranks: int = 16
 
 
 def rehearse(
@@ -232,7 +232,7 @@ def make_job(script: str, script_args: tuple[str, ...], cluster: Cluster, steps:
         launcher_environment=environment,
         num_epochs=options.num_epochs,
         follow_seconds=options.follow_seconds if options.checks else 0.0,
-        runs_few=options.checks and options.runs_few,
+        few_ranks=options.few_ranks if options.checks else 0,
     )
 
 

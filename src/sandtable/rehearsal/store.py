@@ -76,7 +76,7 @@ class CaptureStore:
             job.step_marker,
             job.max_operators,
             job.ranks,
-            job.runs_few,
+            job.few_ranks,
             job.num_epochs,
             job.follow_seconds,
             job.limits,

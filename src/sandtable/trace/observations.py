@@ -57,11 +57,16 @@ class EventKind(StrEnum):
 
     OPTIMIZER_MADE = "optimizer made"
     OPTIMIZER_STEP = "optimizer step"
+    CHANGED = "changed"
+    """Parameters were changed outside of an update; `parameters` are their indices."""
     ZERO_GRAD = "zero grad"
     """Of an optimizer (`subject`), or of a module (`of`: "module")."""
     BACKWARD = "backward"
-    """A backward pass begins; BACKWARD_END follows."""
+    """A backward pass begins; BACKWARD_END follows. `factor` is what the loss was multiplied by since it was a mean, as
+    far as it is one (`is_mean`); `is_cut` tells of a loss that has no graph."""
     BACKWARD_END = "backward end"
+    SCALE = "scale"
+    """A GradScaler multiplies a loss by `factor`."""
     UNSCALE = "unscale"
     SCALER_STEP = "scaler step"
     CLIP = "clip"
@@ -69,6 +74,8 @@ class EventKind(StrEnum):
     SCHEDULER_STEP = "scheduler step"
     WRAPPED = "wrapped"
     """A module was wrapped for data parallelism; `wrapper` is the name of the class."""
+    SHARDED = "sharded"
+    """A module was given to FSDP, which averages its gradients between the ranks of `group`."""
     FORWARD = "forward"
     """A wrapper, or the module inside one, is called from outside; `wrapper` is the class, or "inside"."""
     WRAPPER_BACKWARD = "wrapper backward"
@@ -85,10 +92,39 @@ class EventKind(StrEnum):
     SAMPLER = "sampler"
     """An iteration over a sampler of torch that shards begins."""
     SET_EPOCH = "set epoch"
+    NUMBER_READ = "number read"
+    """The script reads a number from the card; `identity` and `outline` say which, as text."""
+    FRAMEWORK_BACKWARD = "framework backward"
+    """A backward pass is asked of a framework that divides the loss by `num_micro_batches`; ENGINE_STEP of its step."""
+    ENGINE_STEP = "engine step"
+    PADDED_GATHER = "padded gather"
+    """The last batch of a pass is gathered, of which only `num_real` samples are no padding."""
+    OWN_METRIC = "own metric"
+    """Lightning is given a metric (`name`) by which it decides, and is not told to share it between ranks."""
+    REPLICATED = "replicated"
+    """A tensor is declared to be the same on all ranks of `group`."""
+    NOTHING_LOADED = "nothing loaded"
+    """A module loaded a state of which no name fits."""
+    CONVERSION_LOST = "conversion lost"
+    """DDP wraps batch norms (`names`) that were converted to SyncBatchNorm on another line, to no avail."""
+    LOADED = "loaded"
+    """A file is loaded that `holds` states of an optimizer or a scheduler; RESTORED says `what` takes one over."""
+    RESTORED = "restored"
+    RANDOM_STATE = "random state"
+    """A generator gets a state; `old` and `new` are digests of what it had and of what it gets."""
+    BATCH_NORMS = "batch norms"
+    """DDP wraps a module with batch norms (`names`) that share nothing between ranks."""
+    SEEDED = "seeded"
+    """The generator of a library gets a `seed`; `how` is the function."""
+    SUBSET = "subset"
+    """A part of a data set is cut out: `indices` of the one with the fingerprint `data`."""
     READ = "read"
     """A file is opened to be read, or (WRITE) to be written; `path` is its real one."""
     WRITE = "write"
     SAVE = "save"
+    """A checkpoint has been written to `path`, of `num_bytes`."""
+    GATHER = "gather"
+    """The script asks for a sharded tensor, or for the weights of a sharded module, whole."""
     UNUSED_PARAMETERS = "unused parameters"
     """How many bytes of parameters (`num_unused`) the module that DDP wraps did not use in the step that ends."""
 
@@ -140,7 +176,7 @@ class Snapshot:
     """Identities of all watched tensors at one moment.
 
     `of` is "parameters" (at the start and right after each update), "before" (the same before each later update, and at
-    the end) or "gradients" (before each update).
+    the end), "gradients" (before each update) or "local gradients" (those that the last backward pass before it left).
     """
 
     of: str
@@ -156,7 +192,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientScale:
-    """What became of the gradients of some parameters between their backward pass and an update."""
+    """What became of the gradients of some parameters between their backward pass and an update.
+
+    Or, with `of` "parameters", of the parameters themselves since the update before.
+    """
 
     row: int
     step: int
@@ -168,6 +207,9 @@ class GradientScale:
     """The ranks of each group over which they were summed."""
     groups_again: tuple[tuple[int, ...], ...]
     """Those over which they were summed once more."""
+    of: str = "gradients"
+    written: Line = _NOWHERE
+    """Where they were last written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +240,15 @@ class RaceKind(StrEnum):
     WRITE_AFTER_WRITE = "write after write"
     REUSED = "reused"
     """The memory was freed and handed out again while another stream might still use it."""
+    HOST_READ = "host read"
+    """The host reads pinned memory that a copy from the card might still write."""
+    HOST_WRITE = "host write"
+    """The host writes pinned memory that a copy might still use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """Two kernels on different streams that touch the same memory in no order."""
+    """Two kernels on different streams, or a copy and the host, that touch the same memory in no order."""
 
     kind: RaceKind
     earlier: str

@@ -118,5 +118,6 @@ class InputWait:
     batch: int
     step: int
     nanoseconds: int
+    """Without the time for which other processes had the cores of this machine."""
     num_workers: int
     place: Line

@@ -53,7 +53,7 @@ def _options(row_set: RowSet, row: PublishedRow, cache: Path) -> LaunchOptions:
         max_operators=_MAX_OPERATORS,
         limits=Limits(max_samples=0),
         follow_seconds=0.0,
-        runs_few=False,
+        few_ranks=0,
         store=_store(row_set, cache),
     )
 

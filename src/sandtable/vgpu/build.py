@@ -37,9 +37,11 @@ _UNITS = {
         "recorder",
         "real_values",
         "races",
+        "host_races",
         "identity",
         "gradient_scale",
         "gathers",
+        "unrecorded",
         "mean_losses",
         "allocator",
         "device",
@@ -56,7 +58,7 @@ _UNITS = {
     ),
     "python": ("phase", "updates", "returns", "audit_events", "profiler", "nccl", "graphs", "module"),
 }
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w")  # as torch itself
 _LIBRARY = "sandtable_core.so"
 
 

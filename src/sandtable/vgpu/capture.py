@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from sandtable.trace import (
     RankRecords,
 )
 from sandtable.units import MIB
-from sandtable.vgpu import preload
+from sandtable.vgpu import observing, preload
 from sandtable.vgpu.adaptations import adapt
 from sandtable.vgpu.checkpoints import adapt_checkpoints
 from sandtable.vgpu.child_processes import ChildProcesses
@@ -151,7 +152,7 @@ class Capture:
         """Make this process a rank: set up the node's cards, the groups' channel, and the hooks that count steps."""
         core = preload.loaded_core()
         _set_up_cards(core, settings)
-        core.set_library_prefixes(library_prefixes(), script_prefixes(sys.argv[0]))
+        core.set_library_prefixes(library_prefixes(), script_prefixes(sys.argv[0]), os.path.dirname(observing.__file__))
         _forget_cuda()
         core.set_wire(channel)
         channel.take_logged_calls = core.take_notes
@@ -184,6 +185,7 @@ class Capture:
             _watcher(core, steps, flat_buffers, operators),
             Package(name="torch", adaptations=follow_compiler(core, stop_if_done=steps.stop_if_done)),
             mpi4py.package(place=lambda: (groups.rank, groups.world_size), new_group=groups.new_line),
+            *(() if observer is None else observer.packages),
             without=settings.without,
         )
         follow_descriptions(core, finder, operators)
@@ -268,10 +270,10 @@ class Capture:
         return self._follower.begin()
 
     def observations(self) -> Observations | None:
-        """Return what was observed, if anything was to be; of events also those after the records."""
+        """Return what was observed, if anything was to be, some of it after the records."""
         if self._observer is None or self._frozen_observations is None:
             return self._observed()
-        return replace(self._frozen_observations, events=tuple(self._observer.log.events))
+        return self._observer.with_followed(self._frozen_observations)
 
     def _observed(self) -> Observations | None:
         if self._observer is None:
@@ -364,8 +366,7 @@ def _record_values(core: ModuleType, settings: RankSettings, steps: StepCounter)
         return None
     values = ValueRecorder(core, settings.values)
     values.install()
-    steps.on_backward = lambda: None, values.end_backward
-    steps.on_roots = values.begin_backward
+    steps.on_backward = values.begin_backward, values.end_backward
     return values
 
 

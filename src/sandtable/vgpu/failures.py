@@ -30,6 +30,7 @@ __all__ = [
     "died",
     "exit_code",
     "failure",
+    "has_known_cause",
     "is_library",
     "is_missing_file",
     "is_own_crash_frame",
@@ -65,6 +66,11 @@ _RAISED_REMEDY = (
     "fix what only this rank runs into; where an error on one rank is expected, let all ranks agree on it by "
     "all_reduce before any of them leaves"
 )
+_EVALUATION_REMEDY = (
+    "the model is in evaluation mode but keeps all activations for a backward pass: evaluate under torch.no_grad(), or "
+    "torch.inference_mode()"
+)
+_MOST_CALLERS = 3
 _LOADER_FILES = os.path.join("torch", "utils", "data", "")
 _MEMORY_REMEDY = "try smaller micro-batches, activation checkpointing, or sharding parameters and states over ranks"
 
@@ -90,15 +96,19 @@ def failure(error: BaseException) -> RankFailed:
     file, line = _script_line(error)
     if in_worker is not None:
         file, line = next((place for place in reversed(in_worker[1]) if not is_library(place[0])), (file, line))
-    rule = known.rule if known is not None else SCRIPT_ERROR
+    rule = OUT_OF_MEMORY if _is_out_of_memory(error) else known.rule if known is not None else SCRIPT_ERROR
+    remedy = known.remedy if known is not None else missing_module_remedy(error) or description_remedy(str(error))
+    if rule == OUT_OF_MEMORY:
+        remedy = _EVALUATION_REMEDY if _keeps_graph_in_evaluation(error) else _MEMORY_REMEDY
     return RankFailed(
-        rule=OUT_OF_MEMORY if _is_out_of_memory(error) else rule,
+        rule=rule,
         exit_code=exit_code(error),
         traceback=_clean_traceback(error),
         text=f"raised {words}" + (f" ({known.because})" if known is not None and known.because else ""),
         file=file,
         line=line,
-        remedy=known.remedy if known is not None else missing_module_remedy(error) or description_remedy(str(error)),
+        remedy=remedy,
+        callers=_callers(error) if rule == OUT_OF_MEMORY else (),
         is_data=any(_LOADER_FILES in frame.tb_frame.f_code.co_filename for frame in _frames(error.__traceback__)),
     )
 
@@ -218,6 +228,26 @@ def _script_line(error: BaseException) -> tuple[str, int]:
     return place
 
 
+def _callers(error: BaseException) -> tuple[tuple[str, int], ...]:
+    """Return the lines of the user's code that led to the innermost one, the nearest first."""
+    frames = [(frame.tb_frame.f_code.co_filename, frame.tb_lineno) for frame in _frames(error.__traceback__)]
+    places = dict.fromkeys(place for place in reversed(frames) if not is_library(place[0]))
+    return tuple(places)[1 : 1 + _MOST_CALLERS]
+
+
+def _keeps_graph_in_evaluation(error: BaseException) -> bool:
+    """Return whether a module in evaluation mode was called and computed with tensors that have a history."""
+    torch = sys.modules["torch"]
+    for frame in _frames(error.__traceback__):
+        names = frame.tb_frame.f_locals
+        module = names.get("self")
+        if isinstance(module, torch.nn.Module) and not module.training:
+            values = list(names.values())
+            if any(isinstance(value, torch.Tensor) and value.grad_fn is not None for value in values):
+                return True
+    return False
+
+
 def _clean_traceback(error: BaseException) -> str:
     """Format the script's own traceback, without the frames that led to it."""
     for frame in _frames(error.__traceback__):
@@ -280,6 +310,11 @@ def is_missing_file(failed: RankFailed) -> bool:
     return failed.text.startswith("raised FileNotFoundError")
 
 
+def has_known_cause(failed: RankFailed) -> bool:
+    """Return whether a rule says why the script failed, so that no stand-in for a number can be to blame."""
+    return failed.rule not in (SCRIPT_ERROR, OUT_OF_MEMORY, "process-rejected")
+
+
 def script_error(rank: int, failed: RankFailed, waits: Sequence[Waiting] = ()) -> ScriptError:
     """Make the error, with its finding, of a failure on `rank`, for which others may wait in vain."""
     is_out_of_memory = failed.rule == OUT_OF_MEMORY
@@ -301,7 +336,7 @@ def script_error(rank: int, failed: RankFailed, waits: Sequence[Waiting] = ()) -
         message=message,
         ranks=(rank,),
         evidence=evidence,
-        remedy=_MEMORY_REMEDY if is_out_of_memory else failed.remedy,
+        remedy=failed.remedy,
     )
     return ScriptError(finding, failed.traceback, failed.exit_code)
 
@@ -345,3 +380,5 @@ def _memory_evidence(rank: int, failed: RankFailed) -> Iterator[Evidence]:
             file=file if is_line else "",
             line=int(number) if is_line else 0,
         )
+    for file, line in failed.callers:
+        yield Evidence(ranks=(rank,), text="was on the way from here", file=file, line=line)

@@ -20,7 +20,7 @@ from sandtable.vgpu.stop import StopCapture
 __all__ = ["FOLLOWED_TOO_SLOW_SECONDS", "Follower"]
 
 FOLLOWED_TOO_SLOW_SECONDS = 0.5
-"""Steps that take longer than this are not followed, unless a number of epochs is given."""
+"""Steps that compute for longer than this are not followed, unless a number of epochs is given."""
 
 _GRACE_SECONDS = 1.0
 """How long after its time a rank that makes no steps is stopped by a signal."""

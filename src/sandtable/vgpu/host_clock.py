@@ -1,11 +1,13 @@
 """The host clock of a rank: how long its host has worked or slept, as far as that would take as long on the cluster.
 
-Long sleeps are cut short, because nobody wants to wait for them here, and counted as if they had been slept.
+Long sleeps are cut short, because nobody wants to wait for them here, and counted as if they had been slept. Only those
+of the main thread count: another one may sleep between heartbeats.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +16,9 @@ __all__ = ["HostTime", "HostWatch"]
 
 _LONG_SECONDS = 10.0
 """Sleeps from here on are cut short: shorter ones may be part of polling."""
+
+_NOTED_SECONDS = 0.2
+"""The line of sleeps from here on is noted."""
 
 _SHORT_SECONDS = 0.5
 
@@ -41,12 +46,11 @@ class HostWatch:
         sleep = time.sleep
 
         def shortened(seconds: Any) -> None:
-            if seconds < _LONG_SECONDS:
-                sleep(seconds)
-                return
-            self._slept += seconds
-            self._where = self._place()
-            sleep(_SHORT_SECONDS)
+            if threading.current_thread() is threading.main_thread():
+                self._slept += float(seconds)
+                if seconds >= _NOTED_SECONDS:
+                    self._where = self._place()
+            sleep(seconds if seconds < _LONG_SECONDS else _SHORT_SECONDS)
 
         time.sleep = shortened
 

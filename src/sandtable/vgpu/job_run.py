@@ -17,7 +17,7 @@ from sandtable.vgpu.fork_protocol import CommandStarted, ScriptRelaunched
 from sandtable.vgpu.node_memory import remove_node_memory
 from sandtable.vgpu.rank_run import observations_path
 from sandtable.vgpu.session import RankStarter, Session
-from sandtable.vgpu.settings import Job, RankTask, ScriptSettings
+from sandtable.vgpu.settings import MOST_FEW_RANKS, Job, RankTask, ScriptSettings
 from sandtable.vgpu.sharded_ranks import ShardedRanks
 from sandtable.vgpu.spawned_ranks import RanksLaunched, ScriptLaunched, SpawnedRanks
 from sandtable.vgpu.stop import SCRIPT_ENDED
@@ -26,7 +26,7 @@ __all__ = ["FinishedSession", "run_job"]
 
 _MAX_ATTEMPTS = 3
 
-_FEW_OWN_RANKS = 4
+_FEW_OWN_RANKS = 8
 """So many ranks that the script starts itself all run."""
 
 _FEW_SECONDS = 10.0
@@ -97,12 +97,20 @@ def _run_ranks(job: Job, client: ForkClient, listen: Listener, directory: Path) 
     printed = _PrintedLines(listen)
     look = replace(job, follow_seconds=0.0, num_epochs=0)
     first = _run_sessions(look, client, printed, _tasks(look, directory))
-    seconds = max((records.core_seconds for records in first.records.values()), default=0.0)
-    if seconds * job.world_size / (os.cpu_count() or 1) > _FEW_SECONDS:
+    if not _takes_only_seconds(job, first):
         return first
     first.session.forget_files()
     whole = replace(job, ranks="all")
     return _run_sessions(whole, client, printed.once, _tasks(whole, directory / "all"))
+
+
+def _takes_only_seconds(job: Job, first: FinishedSession) -> bool:
+    """Return whether all ranks can run at the same time, as far as those of a first look show."""
+    seconds = max((records.core_seconds for records in first.records.values()), default=0.0)
+    held = max((records.memory.host_bytes for records in first.records.values()), default=0)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    is_quick = seconds * job.world_size / (os.cpu_count() or 1) <= _FEW_SECONDS
+    return is_quick and (job.world_size <= MOST_FEW_RANKS or held * job.world_size <= free // 2)
 
 
 def _run_own_ranks(job: Job, spawned: SpawnedRanks, listen: Listener, directory: Path) -> FinishedSession:

@@ -56,7 +56,24 @@ _BY_MESSAGE: tuple[tuple[str, KnownFailure], ...] = (
             rule="wrong-device-index",
             because="GPUs are numbered from 0 on every node",
             remedy='choose the GPU by the rank within the node, int(os.environ["LOCAL_RANK"]), not by the rank in '
-            "the job",
+            "the job; and start no more ranks per node than it has GPUs and CUDA_VISIBLE_DEVICES shows",
+        ),
+    ),
+    (
+        r"Expected to have finished reduction in the prior iteration",
+        KnownFailure(
+            rule="unused-parameters",
+            remedy="let every parameter take part in every loss, take those that do not out of the model or set "
+            "requires_grad_(False) before DDP wraps it; or give DistributedDataParallel find_unused_parameters=True",
+        ),
+    ),
+    (
+        r"Expected to mark a variable ready only once",
+        KnownFailure(
+            rule="gradient-ready-twice",
+            remedy="add the losses and call backward() once per forward pass; recompute with "
+            "checkpoint(..., use_reentrant=False); where the graph is the same in every step, static_graph=True of "
+            "DistributedDataParallel permits re-entrant checkpoints",
         ),
     ),
     (

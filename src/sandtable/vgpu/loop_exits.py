@@ -116,9 +116,12 @@ def _early_exit(finding: Finding, left: _Left) -> Finding | None:
         return _with(finding, EARLY_EXIT, message, [_waiting(left), *ways], _EXIT_REMEDY)
     if not loops:
         return None
-    message = f"all ranks must make equally many rounds of a loop, but rank {rank} made fewer, and has ended"
+    message = (
+        f"all ranks must make equally many rounds of a loop, but rank {rank} made fewer, or left out a call in one, "
+        "and has ended"
+    )
     where = [
-        Evidence(ranks=(rank,), text="made fewer rounds of this loop", file=loop.file, line=loop.line)
+        Evidence(ranks=(rank,), text="made fewer rounds of this loop, or skipped one", file=loop.file, line=loop.line)
         for loop in loops[:1]
     ]
     return _with(finding, UNEQUAL_BATCHES, message, [_waiting(left), *where], _BATCHES_REMEDY)

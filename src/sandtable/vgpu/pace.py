@@ -49,6 +49,14 @@ class Paces:
         if number in self._paces:
             self._paces[number].gone_at = self.num_updates
 
+    def has_updated(self, number: int) -> bool:
+        """Return whether an updater has updated."""
+        return number in self._paces and self._paces[number].count > 0
+
+    def resume(self, number: int) -> None:
+        """Expect updates again of an updater that has been made anew."""
+        self._paces[number].gone_at = None
+
     def count(self, number: int) -> None:
         """Count an update."""
         if number not in self._paces:

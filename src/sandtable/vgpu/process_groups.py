@@ -103,6 +103,8 @@ class GroupAnnouncer:
 
         def split_group(parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **options: Any) -> Any:
             parent = c10d.get_process_group_ranks(parent_pg or c10d._get_default_group())
+            if len(parent) == self.world_size:
+                self._note_made(parent)  # all ranks must split it together, each perhaps in its own words
             mine: tuple[int, ...] = ()
             for part in split_ranks or ():
                 members = [parent[place] for place in sorted(part)]
@@ -130,6 +132,7 @@ class GroupAnnouncer:
         import torch.distributed.device_mesh as device_mesh
 
         device_mesh.split_group = split_group  # type: ignore[attr-defined]
+        device_mesh.new_group = new_group  # type: ignore[attr-defined]
 
     def _new_group(self, c10d: ModuleType) -> Callable[..., Any]:
         """Return torch's `new_group` without what it does for groups of other ranks: there may be tens of thousands."""

@@ -253,6 +253,8 @@ class RankFailed(NamedTuple):
     moment: str = ""
     is_data: bool = False
     """Whether the exception came out of a data loader, whose numbers are real."""
+    callers: tuple[tuple[str, int], ...] = ()
+    """The lines of the script from which that line was called, the nearest first."""
 
 
 # ---- to a rank ----

@@ -204,7 +204,7 @@ class RankChannel:
                 texts, rows = self.take_logged_calls()
                 if rows:
                     data += pack(CallsLogged(tuple(texts), rows))
-            self._channel.sendall(data + pack(message))
+            self._turn.send(self._channel, data + pack(message))
             self._is_posting = False
         if self._pending_stop is not None:
             reason, self._pending_stop = self._pending_stop, None

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from sandtable.vgpu.broker import Broker
 from sandtable.vgpu.call_logs import P2P_MISMATCH, MeetingError
 from sandtable.vgpu.classes import CapturePlan, by_digest, plan, stand_ins
 from sandtable.vgpu.deadlocks import DEADLOCK_CYCLE, MISSING_PARTICIPANT
-from sandtable.vgpu.failures import died, is_missing_file, script_error
+from sandtable.vgpu.failures import died, has_known_cause, is_missing_file, script_error
 from sandtable.vgpu.fork_protocol import RankExited, RankForked
 from sandtable.vgpu.group_order import GROUP_MISMATCH, find_group_mismatch
 from sandtable.vgpu.group_registry import GroupRegistry
@@ -56,6 +57,9 @@ _MAX_STARTING = 8
 
 _WHOLE_GROUP = 32
 """A group of at most this many ranks, two of which talk point to point, is a pipeline or a ring: all of it runs."""
+
+_FOLLOWED_SAMPLES = 8
+"""So many samples are followed after the captured steps: they run one after another, so following all would add up."""
 
 _FAILURE_SECONDS = 2.0
 """When the script has failed on a rank, how long others have to fail, to end, or to wait for it."""
@@ -150,6 +154,7 @@ class Session:
         self._samples: deque[int] = deque()
         self._to_start: deque[tuple[int, bool]] = deque()
         self._num_starting = 0
+        self._num_samples = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(client.control, selectors.EVENT_READ, self._on_fork_server)
         self._known_stand_ins: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
@@ -292,7 +297,13 @@ class Session:
         job = self._job
         if job.ranks != "auto" or job.is_module or job.may_run_all or not job.limits.max_samples:
             return False
-        named = named_ranks(job.script, world_size=job.world_size, ranks_per_node=job.nproc_per_node)
+        axes = [family for family in self.registry.families() if 1 < family.size < job.world_size]
+        named = named_ranks(
+            job.script,
+            world_size=job.world_size,
+            ranks_per_node=job.nproc_per_node,
+            positions=[family.positions(job.world_size) for family in axes],
+        )
         samples = [rank for rank in named if rank not in self._known]
         self._samples.extend(samples)
         return bool(samples)
@@ -351,12 +362,20 @@ class Session:
         process = RankProcess(rank, self._listen, is_sample=not is_primary, is_hidden=is_hidden)
         self._live[rank] = process
         self._num_starting += 1
-        self._client.start(self._task(rank), process.far_ends)
+        self._client.start(self._task_of(rank, is_sample=process.is_sample), process.far_ends)
         process.close_far_ends()
         self._selector.register(process.channel, selectors.EVENT_READ, lambda: self._on_rank(process))
         for pipe in (process.out, process.err):
             self._selector.register(pipe, selectors.EVENT_READ, self._reader(process, pipe))
         self._listen(RankStarted(rank=rank, is_sample=process.is_sample))
+
+    def _task_of(self, rank: int, *, is_sample: bool) -> RankTask:
+        """Return the task of a rank that starts: primaries follow the script side by side, samples only at first."""
+        task = self._task(rank)
+        self._num_samples += is_sample
+        if not is_sample or self._job.num_epochs or self._num_samples <= _FOLLOWED_SAMPLES:
+            return task
+        return replace(task, settings=replace(task.settings, follow_seconds=0.0))
 
     # ---- the event loop ----
 
@@ -394,13 +413,16 @@ class Session:
             raise script_error(*self._failures[0], waits)
 
     def _end_late_failures(self) -> None:
-        """Raise the first failure after the captured steps if other ranks wait for the one that failed.
+        """Raise a failure after the captured steps if its cause is known, or if others wait for the rank that failed.
 
         Values are stand-ins, so a failure may be the rehearsal's own: what fails on all ranks, or only where rank 0
-        logs and saves, ends the following and nothing else.
+        logs and saves, ends the following and nothing else. A failure whose cause is known does not depend on values.
         """
         if not self._late_failures or (self._live and not self.broker.is_stuck()):
             return
+        known = [(rank, failed) for rank, failed in self._late_failures if has_known_cause(failed)]
+        if known:
+            raise script_error(*min(known))
         credible = [(rank, failed) for rank, failed in self._late_failures if _is_credible(rank, failed)]
         for rank, failed in credible:
             waits = [wait for wait in self.broker.waiting() if rank in wait.missing]

@@ -26,7 +26,7 @@ __all__ = ["Job", "RankSettings", "RankTask", "ScriptSettings"]
 
 
 MOST_FEW_RANKS = 16
-"""Worlds of at most this many ranks are small enough for all of them to run."""
+"""Worlds of at most this many ranks are small enough for all of them to run, whatever memory they take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ class Job:
     named in `without` stay missing if they are not installed. `costs` is a file that describes kernels
     (`sandtable.cost`), run on each rank before the script. With `observes`, what the rules of `check` read is noted.
     After the captured steps the script is followed without records for `follow_seconds`, or with `num_epochs` until its
-    data loaders have been read that often, to see whether ranks still meet. With `runs_few` all ranks run under "auto"
-    where there are few and they cost little. With `values` every tensor has a value, which the ranks save.
+    data loaders have been read that often, to see whether ranks still meet. Up to `few_ranks` ranks all run under
+    "auto" where they cost little. With `values` every tensor has a value, which the ranks save.
     """
 
     script: str
@@ -127,7 +127,7 @@ class Job:
     observes: bool = True
     follow_seconds: float = 0.0
     num_epochs: int = 0
-    runs_few: bool = False
+    few_ranks: int = 0
     values: ValueSettings | None = None
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ class Job:
     @property
     def may_run_all(self) -> bool:
         """Whether all ranks should run if that takes only seconds."""
-        return self.runs_few and self.ranks == "auto" and 1 < self.world_size <= MOST_FEW_RANKS
+        return self.ranks == "auto" and 1 < self.world_size <= self.few_ranks
 
     @property
     def may_share_imports(self) -> bool:

@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -66,19 +66,20 @@ class StepCounter:
         self._paces = Paces()
         self._num_marks = 0
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._updating: dict[frozenset[int], int] = {}
+        """The numbers of optimizers by what they update."""
+        self._num_living: Counter[int] = Counter()
         self._num_optimizers = 0
         self._local = _ThreadState()
         self._goes_on = False
         self._watches_forward = False
         self._deadline: float | None = None
-        self._ends: deque[float] = deque([time.monotonic()], maxlen=2)
-        """When the last two steps ended."""
+        self._ends: deque[float] = deque([time.process_time()], maxlen=2)
+        """When the last two steps ended, on the clock of this process: others may compute on the same machine."""
         self.on_enough: Callable[[float], float] = lambda step_seconds: 0.0
         """Called with the duration of a step after the last one wanted; returns until when to follow the script."""
-        self.on_backward: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
-        """Called when a backward pass begins, and when it ends."""
-        self.on_roots: Callable[[Sequence[Any]], None] = lambda roots: None
-        """Called with what a backward pass begins at."""
+        self.on_backward: tuple[Callable[[Sequence[Any]], None], Callable[[], None]] = (_nothing, _nothing)
+        """Called when a backward pass begins, with what it begins at, and when it ends."""
 
     @property
     def num_updates(self) -> int:
@@ -116,7 +117,7 @@ class StepCounter:
         if self._deadline is not None:
             return
         self._num_marks += 1
-        self._ends.append(time.monotonic())
+        self._ends.append(time.process_time())
         self._core.end_update(_MARK)
         self._on_step(self._num_marks)
         self._stop_if(self._num_marks >= self._wanted)
@@ -159,11 +160,23 @@ class StepCounter:
         """Return the number of an optimizer; from the first one on, only optimizers count."""
         if optimizer not in self._numbers:
             self._core.watch_parameters(False)
-            number = self._numbers[optimizer] = _FIRST_OPTIMIZER + self._num_optimizers
-            self._num_optimizers += 1
-            self._paces.admit(number)
-            weakref.finalize(optimizer, self._paces.release, number).atexit = False
+            updated = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+            number = self._updating.get(updated)
+            if number is not None and updated and self._paces.has_updated(number):
+                self._paces.resume(number)  # a script that makes its optimizer anew goes on with it
+            else:
+                number = self._updating[updated] = _FIRST_OPTIMIZER + self._num_optimizers
+                self._num_optimizers += 1
+                self._paces.admit(number)
+            self._numbers[optimizer] = number
+            self._num_living[number] += 1
+            weakref.finalize(optimizer, self._release, number).atexit = False
         return self._numbers[optimizer]
+
+    def _release(self, number: int) -> None:
+        self._num_living[number] -= 1
+        if not self._num_living[number]:
+            self._paces.release(number)
 
     def _before(self, optimizer: Any, args: Any, options: Any) -> Any:
         self._stop_if(self._is_enough)
@@ -238,8 +251,7 @@ class StepCounter:
         self._take_script_update()
         self._stop_if(self._is_enough)
         self._local.num_backwards += 1
-        self.on_backward[0]()
-        self.on_roots(roots)
+        self.on_backward[0](roots)
         for leaf in self._core.begin_backward([root for root in roots if isinstance(root, torch.Tensor)]):
             if hasattr(leaf, "__tensor_flatten__"):
                 for name in leaf.__tensor_flatten__()[0]:
@@ -280,7 +292,7 @@ class StepCounter:
             return
         if self._paces.num_steps > self._num_steps:
             self._num_steps = self._paces.num_steps
-            self._ends.append(time.monotonic())
+            self._ends.append(time.process_time())
             self._on_step(self._num_steps)
         if not self._watches_forward and self._num_steps >= self._wanted:
             from torch.nn.modules.module import register_module_forward_pre_hook
@@ -304,8 +316,7 @@ class StepCounter:
             return
         if self._deadline is None:
             silence_output()
-            now = time.monotonic()
-            self._deadline = self.on_enough(now - self._ends[0])
+            self._deadline = self.on_enough(time.process_time() - self._ends[0])
         if time.monotonic() >= self._deadline:
             raise StopCapture("steps")
 
@@ -339,7 +350,7 @@ def _watched_engine(counter: StepCounter) -> Any:
     return WatchedEngine()
 
 
-def _nothing() -> None:
+def _nothing(*args: Any) -> None:
     """Do nothing."""
 
 

@@ -94,12 +94,12 @@ class Subprocesses:
             file=file,
             line=line,
             remedy=f"rehearse that command by itself: sandtable run -- {training}",
+            rule="nested-launcher" if _is_launcher(words) else "process-rejected",
         )
 
     def start_launcher(self, words: Sequence[str], environment: Mapping[Any, Any]) -> None:
         """Hand over the command if it is one that can be read, and this process may start ranks; else return."""
-        is_launcher = not _script_of(words) or _script_of(words).removeprefix("-m ") in _LAUNCHER_MODULES
-        if not self._may_start_ranks or not is_launcher:
+        if not self._may_start_ranks or not _is_launcher(words):
             return
         named = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
         changed = {name: value for name, value in named.items() if self._own_environment.get(name) != value}
@@ -125,6 +125,10 @@ def training_command(command: Sequence[str]) -> list[str] | None:
         if is_launcher or (_PYTHON.match(program) and _trains(_script_of(words[place:]))):
             return [program, *rest]
     return None
+
+
+def _is_launcher(words: Sequence[str]) -> bool:
+    return not _script_of(words) or _script_of(words).removeprefix("-m ") in _LAUNCHER_MODULES
 
 
 def _command_of(event: str, arguments: tuple[Any, ...]) -> list[str]:

@@ -53,6 +53,22 @@ class Turn:
             self.end()
         self._has_left = True
 
+    def send(self, channel: socket.socket, data: bytes) -> None:
+        """Send to the launcher; let another rank compute while it does not take all.
+
+        It may be sending to that rank, which reads when it has a turn.
+        """
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[channel.send(rest, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            self.end()
+            try:
+                channel.sendall(rest)
+            finally:
+                self.begin()
+
     def renewed(self) -> "Turn":
         """Return a turn of the same launch, for a process that was forked from this one."""
         return Turn(self._take, self._give)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from sandtable.check.parity.differences import Difference, Measured, likeness
+from sandtable.check.parity.differences import Difference, Measured, clear_names, likeness
 from sandtable.check.parity.losses import losses_agree
+from sandtable.trace.real_values import RankValues
 
 __all__ = ["Cause", "CauseKind", "find_cause", "ratio_cause"]
+
+
+Array = npt.NDArray[Any]
 
 
 class CauseKind(IntEnum):
@@ -35,6 +42,8 @@ class Cause:
     what: str
     guess: str = ""
     remedy: str = ""
+    is_explained: bool = True
+    """Whether the sizes of groups explain a ratio."""
 
 
 def find_cause(difference: Difference, measured: Measured) -> Cause:
@@ -48,13 +57,15 @@ def find_cause(difference: Difference, measured: Measured) -> Cause:
             remedy="let every rank that holds the parameter use it, or reduce its gradient from those that do",
         )
     tolerance = max(measured.rtol, 1e-3)
-    own = _own_samples(difference, measured, tolerance)
+    is_multiple = found.rest <= tolerance and math.isfinite(found.ratio)
+    own = _own_samples(difference, measured, tolerance, may_be_scaled=not is_multiple)
+    own = own or _own_share(difference, measured, tolerance)
     if own is not None:
         return own
-    part = _part(difference, measured, tolerance)
+    part = _part(difference, measured, tolerance) or _tied_part(difference, measured, tolerance)
     if part is not None:
         return part
-    if found.rest <= tolerance and math.isfinite(found.ratio):
+    if is_multiple:
         return ratio_cause(found.ratio, measured)
     return Cause(
         kind=CauseKind.OTHER,
@@ -65,7 +76,7 @@ def find_cause(difference: Difference, measured: Measured) -> Cause:
     )
 
 
-def _own_samples(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
+def _own_samples(difference: Difference, measured: Measured, tolerance: float, *, may_be_scaled: bool) -> Cause | None:
     """Return a cause if the rank has what a single process with the same samples has, perhaps scaled."""
     num_streams = len(measured.plan.streams)
     replica = measured.replica_of(difference.rank)
@@ -79,9 +90,36 @@ def _own_samples(difference: Difference, measured: Measured, tolerance: float) -
     if local is None or gradient is None:
         return None
     found = likeness(gradient, difference.slot.read(local.reshape(measured.plan.layout.shapes[difference.name])))
-    if found.rest > tolerance:
+    is_scaled = abs(found.ratio - 1) > tolerance
+    if found.rest > tolerance or (is_scaled and not may_be_scaled):
         return None
-    scale = "" if abs(found.ratio - 1) <= tolerance else f", times {found.ratio:.3g}"
+    return _never_reduced(num_streams, f", times {found.ratio:.3g}" if is_scaled else "")
+
+
+def _own_share(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
+    """Return a cause if what the data-parallel ranks have adds up to the gradient of one process with all samples."""
+    layout, streams = measured.plan.layout, measured.plan.streams
+    if measured.plan.fold == 1 or len(streams) < 2:
+        return None  # (single processes tell what each stream gives)
+    holders = {rank: own for rank, own, slot in layout.holders(difference.name) if slot == difference.slot}
+    arrays = []
+    for stream in streams:
+        rank = next((rank for rank in stream.ranks if rank in holders), None)
+        gradients = {} if rank is None else getattr(measured.parallel[rank], difference.kind)
+        gradient = None if rank is None else gradients.get((difference.update, holders[rank]))
+        if gradient is None:
+            return None
+        arrays.append(gradient.astype(np.float64))
+    expected = getattr(measured.update, difference.kind)[difference.update, difference.name]
+    whole = difference.slot.read(expected.reshape(layout.shapes[difference.name]))
+    is_equal = all(np.allclose(arrays[0], other, rtol=1e-4, atol=1e-12) for other in arrays[1:])
+    totals = (np.sum(arrays, axis=0) / divisor for divisor in (1, len(arrays)))
+    if is_equal or all(likeness(total, whole).error > 2 * tolerance for total in totals):
+        return None
+    return _never_reduced(len(streams))
+
+
+def _never_reduced(num_streams: int, scale: str = "") -> Cause:
     return Cause(
         kind=CauseKind.OWN_SAMPLES,
         what=f"is that of each rank's own samples{scale}, not the mean over the {num_streams} data-parallel ranks",
@@ -121,31 +159,93 @@ def _part(difference: Difference, measured: Measured, tolerance: float) -> Cause
     return None
 
 
-def ratio_cause(ratio: float, measured: Measured) -> Cause:
-    """Return the cause of a gradient that is `ratio` times the expected one."""
+def _tied_part(difference: Difference, measured: Measured, tolerance: float) -> Cause | None:
+    """Return a cause if a parameter of another name that began with the same values has the rest of the gradient."""
+    gradients = getattr(measured.parallel[difference.rank], difference.kind)
+    own = gradients.get((difference.update, difference.own_name))
+    value = measured.parallel[difference.rank].values.get((difference.update, difference.own_name))
+    if own is None or value is None:
+        return None
+    expected = getattr(measured.update, difference.kind)[difference.update, difference.name]
+    whole = difference.slot.read(expected.reshape(measured.plan.layout.shapes[difference.name]))
+    for rank in measured.stream_of(difference.rank):
+        for name, gradient in _copies_of(value, measured.parallel[rank], difference).items():
+            is_other = name not in measured.plan.layout.slots[rank]
+            if is_other and likeness(own.astype(np.float64) + gradient, whole).error <= 2 * tolerance:
+                return Cause(
+                    kind=CauseKind.PART,
+                    what=f"is only a part: with that of `{name}`, a copy of the weight on another rank, it is the "
+                    "single-process gradient",
+                    guess="is a reduction between the stages that share the weight missing?",
+                    remedy="all-reduce the gradients of both copies over a group of their ranks before the update",
+                )
+    return None
+
+
+def _copies_of(value: Array, values: RankValues, difference: Difference) -> Mapping[str, Array]:
+    """Return the gradients of a rank's parameters that hold these numbers before the update."""
+    found: dict[str, Array] = {}
+    for (update, name), other in values.values.items():
+        gradient = getattr(values, difference.kind).get((update, name))
+        is_copy = update == difference.update and other.shape == value.shape and np.array_equal(other, value)
+        if is_copy and gradient is not None and np.any(value != value.reshape(-1)[0]):
+            found[name] = gradient
+    return found
+
+
+def ratio_cause(ratio: float, measured: Measured, alike: Sequence[Difference] = ()) -> Cause:
+    """Return the cause of gradients that are `ratio` times the expected ones; `alike` are those that are."""
+    names = {one.name for one in alike}
     num_ranks, dp = len(measured.parallel), len(measured.plan.streams)
     model = max(num_ranks // dp, 1)
     guesses = []
-    sizes: dict[int, list[str]] = {}
-    for size, summed, divided in (
-        (dp, "summed over dp and never divided by it", "averaged twice over dp"),
-        (model, "reduced twice over tp, or divided by tp instead of dp*tp", "divided by dp*tp instead of dp"),
+    of_copies = [(model, "reduced twice over tp", "divided by tp, too")]
+    of_all = [
+        (dp, "reduced twice over dp, or never divided by it", "averaged twice over dp"),
+        (model, "divided by tp instead of dp*tp", "divided by dp*tp instead of dp"),
         (num_ranks, "summed over all ranks and never divided", "divided by all ranks once too often"),
-    ):
+        (_num_passes(measured), "never divided by the micro-batches", "divided by the micro-batches twice"),
+    ]
+    are_copies = _are_only_copies(names, measured)
+    are_few = bool(alike) and not clear_names(measured, alike[0]) <= names
+    for size, summed, divided in of_copies if are_copies else [] if are_few else of_all:
         if size > 1:
-            sizes.setdefault(size, [])
             guesses += [summed] if _is_close(ratio, size) else [divided] if _is_close(ratio, 1 / size) else []
-    groups = {len(group) for values in measured.parallel for group in values.groups} - sizes.keys() - {1}
-    for size in sorted(groups):
+    known = {model} if are_copies else set() if are_few else {dp, model, num_ranks}
+    groups = {len(group) for values in measured.parallel for group in values.groups}
+    for size in sorted(groups - known - {1}):
         if _is_close(ratio, size) or _is_close(ratio, 1 / size):
             guesses.append(f"a group of {size} ranks counted {'once too often' if ratio > 1 else 'as a divisor too'}")
+    is_explained = bool(guesses)
+    if not guesses and not are_few and 0.5 < ratio < 2:
+        guesses.append("clipped by the norm of a part of the model")
     return Cause(
         kind=CauseKind.RATIO,
         what=f"is {_number(ratio)} times the single-process gradient",
+        is_explained=is_explained,
         guess=", or ".join(guesses) + "?" if guesses else "",
         remedy=f"the gradient must be the mean over the {dp} data-parallel ranks of what each copy of the model "
         f"computes (dp {dp}, {model} ranks per copy): check the divisor of the loss and every all-reduce on its way",
     )
+
+
+def _num_passes(measured: Measured) -> int:
+    """Return how many backward passes a rank makes per update, if a single process makes fewer."""
+    passes = [
+        max((count for (update, _), count in run.backwards.items() if not update), default=1)
+        for run in (measured.parallel[0], measured.update)
+    ]
+    return passes[0] if passes[0] > passes[1] else 1
+
+
+def _are_only_copies(names: Collection[str], measured: Measured) -> bool:
+    """Return whether the ranks of one copy of the model hold all of these parameters whole, but not all others."""
+    in_parts = {
+        name
+        for name in measured.plan.layout.shapes
+        if len({(slot.start, slot.offset, slot.positions) for _, _, slot in measured.plan.layout.holders(name)}) > 1
+    }
+    return bool(in_parts) and in_parts.isdisjoint(names)
 
 
 def _is_close(one: float, other: float) -> bool:
@@ -153,4 +253,6 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _number(ratio: float) -> str:
+    if 0 < abs(ratio - 1) < 0.05:
+        return f"{ratio:.4g}"
     return f"{ratio:.1f}" if abs(ratio * 10 - round(ratio * 10)) < 0.02 and abs(ratio) >= 0.1 else f"{ratio:.3g}"

@@ -13,7 +13,15 @@ from sandtable.check.parity.plan import ReferencePlan
 from sandtable.check.parity.slots import Slot
 from sandtable.trace.real_values import RankValues
 
-__all__ = ["Difference", "Likeness", "Measured", "compare_changes", "compare_gradients", "likeness"]
+__all__ = [
+    "Difference",
+    "Likeness",
+    "Measured",
+    "clear_names",
+    "compare_changes",
+    "compare_gradients",
+    "likeness",
+]
 
 Array = npt.NDArray[Any]
 
@@ -43,6 +51,8 @@ class Measured:
     update: RankValues
     plan: ReferencePlan
     rtol: float
+    drawn: tuple[RankValues, ...] = ()
+    """The ranks as they drew masks, if they were compared without."""
 
     def replica_of(self, rank: int) -> RankValues | None:
         """Return the single process that read what this rank did, and nothing else."""
@@ -163,6 +173,13 @@ def _change(
             expected_norm=expected_norm,
             slot=slot,
         )
+
+
+def clear_names(measured: Measured, difference: Difference) -> set[str]:
+    """Return the parameters whose gradients are no noise at the update of this difference."""
+    wanted = getattr(measured.update, difference.kind)
+    floor = 100 * _floor(wanted, difference.update)
+    return {name for (update, name), array in wanted.items() if update == difference.update and _rms(array) > floor}
 
 
 def likeness(array: Array, expected: Array) -> Likeness:

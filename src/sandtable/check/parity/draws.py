@@ -13,7 +13,8 @@ __all__ = ["shared_draws"]
 
 def shared_draws(measured: Measured) -> Iterator[Finding]:
     """Yield a finding if ranks that train on different samples draw the same masks."""
-    firsts = [(stream.ranks, _masks(measured.parallel[stream.ranks[0]])) for stream in measured.plan.streams]
+    drawn = measured.drawn or measured.parallel
+    firsts = [(stream.ranks, _masks(drawn[stream.ranks[0]])) for stream in measured.plan.streams]
     seen: dict[object, tuple[int, ...]] = {}
     evidence: dict[tuple[str, int], Evidence] = {}
     ranks: set[int] = set()

@@ -19,13 +19,18 @@ __all__ = ["RULE", "parity_findings"]
 
 RULE = "parity"
 
+_SAME_WEIGHT = 0.01
+
 
 def parity_findings(measured: Measured) -> tuple[Finding, ...]:
     """Return what differs between the ranks and a single process."""
     _require_equal_starts(measured)
     differences = compare_gradients(measured)
     weights = stream_weights(measured, differences[0].update) if differences and len(measured.replicas) > 1 else None
-    if weights is not None and abs(sum(weights) - 1) <= 10 * measured.rtol:
+    tolerance = max(_SAME_WEIGHT, 2 * measured.rtol)
+    if weights is not None and max(weights) - min(weights) <= tolerance * max(map(abs, weights)):
+        weights = None
+    if weights is not None and abs(sum(weights) - 1) <= tolerance:
         return (_weighted(weights, differences), *shared_draws(measured))
     if weights is not None and all(find_cause(one, measured).kind is CauseKind.OTHER for one in differences):
         return (_finding(ratio_cause(sum(weights), measured), differences, (), measured), *shared_draws(measured))
@@ -53,10 +58,21 @@ def _gradients(differences: Sequence[Difference], measured: Measured) -> Iterato
     for difference in differences:
         by_cause[find_cause(difference, measured)].append(difference)
     causes = sorted(by_cause, key=lambda cause: (cause.kind, -len(by_cause[cause])))
-    telling = [cause for cause in causes if cause.kind is not CauseKind.OTHER]
-    rest = [difference for cause in causes if cause.kind is CauseKind.OTHER for difference in by_cause[cause]]
+    is_mixed = any(cause.kind is CauseKind.OTHER for cause in causes)
+    # (A factor that no group explains comes with clipping by hand, from the norm of those that differ otherwise.)
+    follows = {cause for cause in causes if is_mixed and cause.kind is CauseKind.RATIO and not cause.is_explained}
+    causes.sort(key=lambda cause: cause in follows)
+    telling = [cause for cause in causes if cause.kind is not CauseKind.OTHER and cause not in follows]
+    rest = [difference for cause in causes if cause not in telling for difference in by_cause[cause]]
+    if follows and not telling:
+        telling = [cause for cause in causes if cause not in follows]
+        rest = [difference for cause in follows for difference in by_cause[cause]]
     for number, cause in enumerate(telling or causes):
-        yield _finding(cause, by_cause[cause], rest if telling and number == 0 else (), measured)
+        alike = by_cause[cause]
+        found = alike[0].likeness
+        if cause.kind is CauseKind.RATIO and found is not None:
+            cause = ratio_cause(found.ratio, measured, alike)
+        yield _finding(cause, alike, rest if telling and number == 0 else (), measured)
 
 
 def _finding(
@@ -70,7 +86,7 @@ def _finding(
     if others:
         shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
         evidence.insert(
-            1, Evidence(ranks=_ranks(rest), text=f"also have other gradients of {len(others)} parameters: {shown}")
+            1, Evidence(ranks=_ranks(rest), text=f"also have other gradients of {shown} ({len(others)} in all)")
         )
     evidence += [Evidence(ranks=finding.ranks, text=finding.message) for finding in _losses(measured, is_known=False)]
     masks = measured.plan.unmatched_masks

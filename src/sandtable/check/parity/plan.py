@@ -40,11 +40,15 @@ class ReferencePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fold:
-    """How many streams one process reads: `along` a dimension in each tensor, and one after the other."""
+    """How many streams one process reads: side by side in each tensor (`wide`), and one after the other (`long`).
+
+    It may also read several micro-batches of a stream at once (`deep`).
+    """
 
     wide: int = 1
     dim: int = 0
     long: int = 1
+    deep: int = 1
 
     @property
     def size(self) -> int:
@@ -71,7 +75,7 @@ def plan_reference(parallel: Sequence[RankValues], outline: RankValues, *, fused
     guides = []
     for replica in range(num_replicas):
         chosen = [streams[(replica * fold + number) % len(streams)] for number in range(fold)]
-        draws = _draws(chosen, parallel, outline, layout)
+        draws = _draws(chosen, parallel, outline, layout, folds)
         guides.append(Guide(copies=_copies(chosen, outline, folds), draws=draws, values=values))
     masks = {(*draw.place,) for draw in outline.draws if draw.is_mask and draw.update < num_updates}
     matched = {(file, line) for _, file, line, _ in guides[0].draws}
@@ -112,7 +116,10 @@ def _folds(streams: Sequence[Stream], outline: RankValues) -> dict[tuple[str, in
             continue
         is_constant = all(_equal(stream.copies.get(key, ()), given) for stream in streams)
         wide = _widths([(one.shape, other.shape) for one, other in zip(given, wanted, strict=False)])
-        if wide is not None and len(wanted) % len(given) == 0:
+        deep = max(len(given) // max(len(wanted), 1), 1)
+        if wide is not None and deep > 1 and len(given) == deep * len(wanted) and wide[1] % deep == 0:
+            folds[key] = _Fold(wide=wide[1] // deep, dim=wide[0], deep=deep)
+        elif wide is not None and len(wanted) % len(given) == 0:
             long = 1 if is_constant and len(streams) > 1 else len(wanted) // len(given)
             folds[key] = _Fold(wide=wide[1], dim=wide[0], long=long)
         elif not is_constant and key[2] < outline.num_updates:
@@ -181,8 +188,12 @@ def _copies(
         for number in range(len(wanted)):
             first, position = divmod(number, len(given[0]))
             first %= fold.long
-            parts = [given[(first * fold.wide + part) % len(given)][position] for part in range(fold.wide)]
-            arrays.append(np.concatenate(parts, axis=fold.dim) if fold.wide > 1 else parts[0])
+            parts = [
+                given[(first * fold.wide + part) % len(given)][position + micro * len(wanted)]
+                for part in range(fold.wide)
+                for micro in range(fold.deep)
+            ]
+            arrays.append(np.concatenate(parts, axis=fold.dim) if len(parts) > 1 else parts[0])
         copies[key] = tuple(arrays)
     return copies
 
@@ -191,9 +202,14 @@ DrawKey = tuple[str, str, int, int]
 
 
 def _draws(
-    streams: Sequence[Stream], parallel: Sequence[RankValues], outline: RankValues, layout: Layout
+    streams: Sequence[Stream],
+    parallel: Sequence[RankValues],
+    outline: RankValues,
+    layout: Layout,
+    folds: Mapping[tuple[str, int, int], _Fold],
 ) -> dict[DrawKey, tuple[GuidedDraw, ...]]:
     """Return seeds for the draws of one process, as far as they can be matched, one by one, with the ranks'."""
+    num_passes = {fold.long if fold.deep == 1 else 0 for fold in folds.values()}
     by_rank = {rank: _draws_by_line(parallel[rank]) for stream in streams for rank in stream.ranks}
     guided: dict[DrawKey, tuple[GuidedDraw, ...]] = {}
     for key, wanted in _draws_by_line(outline).items():
@@ -202,6 +218,8 @@ def _draws(
         length = lengths.pop()
         if lengths or not length or len(wanted) % length:
             continue
+        if wanted[0].is_mask and num_passes and len(wanted) // length not in num_passes:
+            continue  # other layers, or other micro-batches
         draws = [_guided(lists, number, length, one.sizes, layout) for number, one in enumerate(wanted)]
         if all(draws):
             guided[key] = tuple(draw for draw in draws if draw is not None)

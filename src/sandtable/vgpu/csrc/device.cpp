@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "allocator.h"
+#include "races.h"
 #include "recorder.h"
 
 namespace sandtable {
@@ -180,10 +181,17 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
       Recorder::get().add(
           Kind::kEventWait, static_cast<VirtualEvent*>(event)->id, static_cast<uint16_t>(stream.id()), 0);
   }
-  bool queryEvent(void*) const override { return true; }
+  bool queryEvent(void* event) const override {
+    if (event != nullptr)
+      host_saw_event(static_cast<VirtualEvent*>(event)->id);
+    return true;
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(num_devices); }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
-  bool queryStream(const c10::Stream&) const override { return true; }
+  bool queryStream(const c10::Stream& stream) const override {
+    host_saw_stream(static_cast<uint16_t>(stream.id()));
+    return true;
+  }
   void synchronizeStream(const c10::Stream& stream) const override {
     Recorder::get().host_sync(Sync::kStream, static_cast<uint16_t>(stream.id()));
   }

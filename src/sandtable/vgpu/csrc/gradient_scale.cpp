@@ -1,5 +1,6 @@
 #include "gradient_scale.h"
 
+#include <limits>
 #include <unordered_map>
 
 #include "shapes.h"
@@ -50,6 +51,8 @@ std::optional<GradientScale> joined(const OperatorInfo& info, const torch::jit::
     if (!tensor.defined() || tensor.numel() <= 1)
       return;
     GradientScale other = scale_of(tensor);
+    if (other.is_zero())
+      return;
     is_same = is_same && (!scale || *scale == other);
     scale = other;
   };
@@ -74,7 +77,8 @@ ScaleRule scale_rule(const std::string& base) {
       {"aten::mul", ScaleRule::kTimes}, {"aten::mul_", ScaleRule::kTimes}, {"aten::_foreach_mul", ScaleRule::kTimes},
       {"aten::_foreach_mul_", ScaleRule::kTimes}, {"aten::div", ScaleRule::kOver}, {"aten::div_", ScaleRule::kOver},
       {"aten::_foreach_div", ScaleRule::kOver}, {"aten::_foreach_div_", ScaleRule::kOver},
-      {"aten::cat", ScaleRule::kJoin}, {"aten::add", ScaleRule::kJoin}, {"aten::add_", ScaleRule::kJoin}};
+      {"aten::cat", ScaleRule::kJoin}, {"aten::add", ScaleRule::kJoin}, {"aten::add_", ScaleRule::kJoin},
+      {"aten::zero_", ScaleRule::kZero}, {"aten::_foreach_zero_", ScaleRule::kZero}};
   auto found = rules.find(base);
   return found == rules.end() ? ScaleRule::kForget : found->second;
 }
@@ -82,6 +86,8 @@ ScaleRule scale_rule(const std::string& base) {
 std::optional<GradientScale> scale_of_result(const OperatorInfo& info, const torch::jit::Stack& stack, size_t item) {
   if (info.scale_rule == ScaleRule::kForget || info.num_arguments == 0)
     return std::nullopt;
+  if (info.scale_rule == ScaleRule::kZero)
+    return GradientScale{.factor = 0};
   if (info.scale_rule == ScaleRule::kJoin)
     return joined(info, stack);
   const c10::IValue* arguments = &stack[stack.size() - info.num_arguments];
@@ -93,10 +99,13 @@ std::optional<GradientScale> scale_of_result(const OperatorInfo& info, const tor
   if (other.defined() && other.numel() != 1)
     return std::nullopt;
   std::optional<double> number = number_in(arguments[1], item);
-  if (number && subject.defined() && subject.numel() <= kSmallElements && factors_of_losses.size() < kMostFactors)
+  bool is_loss = subject.defined() && subject.numel() <= kSmallElements;
+  if (number && is_loss && factors_of_losses.size() < kMostFactors)
     factors_of_losses.insert(*number);
   if (number && *number != 0)
     scale.factor *= info.scale_rule == ScaleRule::kTimes ? *number : 1 / *number;
+  else if (!number && is_loss) // (gradients are clipped by unknown numbers, which are no part of the account)
+    scale.factor = std::numeric_limits<double>::quiet_NaN();
   return scale;
 }
 

@@ -17,16 +17,17 @@ namespace sandtable {
 struct OperatorInfo;
 
 struct GradientScale {
-  double factor = 1;
+  double factor = 1; // 0: it is all zeros, which agree with every factor; NaN: multiplied by what the card alone knows
   uint64_t summed_over = 0; // a bit for each of the rank's first 64 groups
   uint64_t summed_again = 0; // over the same group once more, though nothing new came in
 
+  bool is_zero() const { return factor == 0; }
   bool is_plain() const { return factor == 1 && summed_over == 0; }
   bool operator==(const GradientScale&) const = default;
 };
 
 // What an operator does to the account of its first argument.
-enum class ScaleRule : uint8_t { kForget, kKeep, kTimes, kOver, kJoin };
+enum class ScaleRule : uint8_t { kForget, kKeep, kTimes, kOver, kJoin, kZero };
 
 ScaleRule scale_rule(const std::string& base);
 GradientScale scale_of(const at::Tensor& tensor);

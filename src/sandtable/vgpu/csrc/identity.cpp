@@ -205,10 +205,14 @@ GradientScale scale_of(const at::Tensor& tensor) {
     return part->scale;
   if (block->contents.empty())
     return block->scale;
-  const GradientScale& one = block->contents.begin()->second.scale;
-  bool are_alike = std::all_of(
-      block->contents.begin(), block->contents.end(), [&](const auto& entry) { return entry.second.scale == one; });
-  return are_alike ? one : GradientScale();
+  GradientScale one = block->contents.begin()->second.scale;
+  for (const auto& [begin, part] : block->contents) { // (DDP's buckets have zeros for parameters that were not used)
+    if (one.is_zero())
+      one = part.scale;
+    else if (!part.scale.is_zero() && !(part.scale == one))
+      return {};
+  }
+  return one;
 }
 
 void write_scale(const at::Tensor& tensor, const GradientScale& scale) {

@@ -14,6 +14,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/record_function.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,6 +25,7 @@
 #include "device.h"
 #include "exclusions.h"
 #include "gathers.h"
+#include "host_races.h"
 #include "identity.h"
 #include "operators.h"
 #include "races.h"
@@ -182,6 +184,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (self.numel() == 0)
     return self;
   int device = self.is_cuda() ? self.device().index() : source.device().index();
+  at::DisableRecordFunctionGuard not_by_script;
   follow_copy(self, source, device);
   at::Tensor taken;
   if (keeps_real_values() && self.is_cuda() && !source.is_cuda())
@@ -196,6 +199,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   bool pinned = crosses && at::detail::getCUDAHooks().isPinnedPtr(host.storage().data());
   if (crosses && !(non_blocking && (pinned || self.is_cuda())))
     Recorder::get().host_sync(Sync::kCopy, static_cast<uint16_t>(current_stream(device)));
+  else if (crosses && pinned)
+    copy_takes_off(host, host.is_same(self));
   return self;
 }
 

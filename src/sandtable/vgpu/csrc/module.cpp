@@ -14,6 +14,7 @@
 #include "audit_events.h"
 #include "device.h"
 #include "gathers.h"
+#include "host_races.h"
 #include "identity.h"
 #include "mean_losses.h"
 #include "nccl.h"
@@ -24,6 +25,7 @@
 #include "returns.h"
 #include "routing.h"
 #include "shapes.h"
+#include "unrecorded.h"
 #include "updates.h"
 #include "values.h"
 
@@ -230,6 +232,14 @@ py::list places_of(const Tensors& tensors) {
     out.append(py::make_tuple(
         place_tuple(block == nullptr ? 0 : block->line), place_tuple(block == nullptr ? 0 : block->written_line)));
   }
+  return out;
+}
+
+// Where each tensor was last read in a forward pass under `no_grad`.
+py::list unrecorded_places_of(const Tensors& tensors) {
+  py::list out;
+  for (const auto& tensor : tensors)
+    out.append(place_tuple(tensor ? unrecorded_line_of(*tensor) : 0));
   return out;
 }
 
@@ -565,6 +575,9 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("draws", [] { return noted_list(draws(), &Draw::num_elements); });
   m.def("call_identities", [] { return raw(call_table().identity); });
   m.def("races", &race_list);
+  m.def("host_reads_memory", &host_reads_memory);
+  m.def("begin_host_view", &begin_host_view);
+  m.def("end_host_view", &end_host_view);
   m.def("num_cards", [] { return VirtualAllocator::get().num_cards(); });
   m.def("memory_uses", [](int device) { return use_list(VirtualAllocator::get().uses(device)); });
   m.def("memory_living", [](int device) { return use_list(VirtualAllocator::get().living(device)); });
@@ -572,6 +585,7 @@ PYBIND11_MODULE(sandtable_core, m) {
   m.def("host_reads", &host_read_list);
   m.def("lost_gathers", &lost_gather_list);
   m.def("mean_losses", &mean_loss_list);
+  m.def("unrecorded_places_of", &unrecorded_places_of);
   m.def("keep_real_values", &keep_values);
   m.def("unknown_results", &unknown_list);
   m.def("set_operator_limit", [](int64_t limit, const py::object& callback) {

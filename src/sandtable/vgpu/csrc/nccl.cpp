@@ -333,7 +333,11 @@ class VirtualWork final : public c10d::Work {
         outputs_(std::move(outputs)),
         stream_(stream),
         source_(source) {}
-  bool isCompleted() override { return true; }
+  bool isCompleted() override {
+    for (uint32_t row : rows_)
+      host_saw_call(row);
+    return true;
+  }
   bool isSuccess() const override { return true; }
   int sourceRank() const override { return source_; }
   Tensors result() override { return outputs_; }
@@ -598,15 +602,17 @@ void VirtualGroup::check(const Call& call) const {
     require_contiguous(call);
 }
 
-// As NCCL's process group does for what it hands over as it is. Lists are copied into one buffer first.
+// As NCCL's process group does for what it hands over as it is. Lists are copied from or into one buffer.
 void VirtualGroup::require_contiguous(const Call& call) {
-  static const std::set<std::string> whole{"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"};
-  if (whole.count(call.op) == 0 || call.inputs.size() > 1 || call.outputs.size() > 1)
+  static const std::set<std::string> whole{
+      "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"};
+  if (whole.count(call.op) == 0)
     return;
   for (const Tensors* tensors : {&call.inputs, &call.outputs})
-    for (const at::Tensor& tensor : *tensors)
+    if (tensors->size() == 1)
       TORCH_CHECK_VALUE(
-          tensor.is_sparse() || tensor.is_contiguous(tensor.suggest_memory_format()), "Tensors must be contiguous");
+          tensors->front().is_sparse() || tensors->front().is_contiguous(tensors->front().suggest_memory_format()),
+          "Tensors must be contiguous");
 }
 
 // Routers' choices are positions and masks.

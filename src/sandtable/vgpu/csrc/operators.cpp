@@ -22,6 +22,7 @@
 #include "real_values.h"
 #include "recorder.h"
 #include "routing.h"
+#include "unrecorded.h"
 #include "updates.h"
 #include "values.h"
 
@@ -692,6 +693,7 @@ void dense_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   Scales scales;
   uint32_t gather = 0;
   if (follows_identities() && !info.is_view) {
+    note_unrecorded(info, *stack);
     lineage.emplace(info, *stack);
     scales = scales_of_results(info, *stack);
     gather = gather_of_result(info, *stack);

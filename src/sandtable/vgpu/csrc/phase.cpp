@@ -21,6 +21,7 @@ namespace {
 
 struct Code {
   bool is_library;
+  bool is_observer; // calls a function of torch in the script's place
   std::string file;
   std::string function;
   std::unordered_map<int, uint32_t> line_of_instruction;
@@ -28,6 +29,7 @@ struct Code {
 
 std::vector<std::string> library_prefixes;
 std::vector<std::string> script_prefixes; // of an installed package that is what the user runs
+std::string observer_prefix;
 std::vector<Line> lines{{"", 0, ""}};
 std::unordered_map<PyCodeObject*, Code> codes; // guarded by the GIL
 std::vector<uint32_t> line_of_sequence;
@@ -57,6 +59,7 @@ Code& lookup(PyCodeObject* code) {
   info.is_library = info.file.empty() || info.file[0] == '<' ||
       (std::any_of(library_prefixes.begin(), library_prefixes.end(), begins_with) &&
        std::none_of(script_prefixes.begin(), script_prefixes.end(), begins_with));
+  info.is_observer = !observer_prefix.empty() && begins_with(observer_prefix);
   return codes.emplace(code, std::move(info)).first->second;
 }
 
@@ -157,9 +160,9 @@ Place current_place() {
 std::string library_here() {
   std::string file;
   find_frame([&](PyFrameObject*, Code& code) {
-    if (code.is_library)
+    if (code.is_library && !code.is_observer)
       file = code.file;
-    return true;
+    return !code.is_observer;
   });
   return file;
 }
@@ -188,9 +191,10 @@ std::string describe_line(uint32_t line) {
   return lines[line].file + ":" + std::to_string(lines[line].line) + " (" + lines[line].function + ")";
 }
 
-void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except) {
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except, std::string observers) {
   library_prefixes = std::move(prefixes);
   script_prefixes = std::move(except);
+  observer_prefix = std::move(observers);
 }
 
 } // namespace sandtable

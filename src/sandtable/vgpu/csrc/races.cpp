@@ -6,6 +6,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "host_races.h"
 #include "values.h"
 
 namespace sandtable {
@@ -113,7 +114,7 @@ const std::vector<Race>& races() {
 void order(Kind kind, uint32_t ref, uint16_t id, int64_t value) {
   if (!detects_races)
     return;
-  std::lock_guard<std::mutex> lock(races_mutex);
+  std::unique_lock<std::mutex> lock(races_mutex);
   switch (kind) {
     case Kind::kEventRecord:
       event_clocks[ref] = stream_of(id).clock;
@@ -137,6 +138,8 @@ void order(Kind kind, uint32_t ref, uint16_t id, int64_t value) {
         raise_to(host_clock, stream_of(id).clock);
       }
       ++host_version;
+      lock.unlock();
+      settle_copies();
       break;
     default:
       break;
@@ -201,6 +204,37 @@ void end_call(uint32_t row, uint16_t id) {
     return;
   std::lock_guard<std::mutex> lock(races_mutex);
   call_clocks[row] = stream_of(id).clock;
+}
+
+void host_saw_event(uint32_t event) {
+  order(Kind::kHostSync, event, 0, static_cast<int64_t>(Sync::kEvent));
+}
+
+void host_saw_stream(uint16_t stream) {
+  order(Kind::kHostSync, 0, stream, static_cast<int64_t>(Sync::kStream));
+}
+
+void host_saw_call(uint32_t row) {
+  std::lock_guard<std::mutex> lock(races_mutex);
+  if (auto entry = call_clocks.find(row); entry != call_clocks.end()) {
+    raise_to(host_clock, entry->second);
+    ++host_version;
+  }
+}
+
+Access kernel_under_way() {
+  return kernel_now;
+}
+
+bool host_waited_for(const Access& access) {
+  std::lock_guard<std::mutex> lock(races_mutex);
+  return covers(host_clock, access);
+}
+
+void report_host_race(bool is_write, const Access& access, const std::string& by, uint32_t line) {
+  std::lock_guard<std::mutex> lock(races_mutex);
+  Access later{access.stream, 0, line, number_of_name(by)};
+  report(is_write ? Race::Kind::kHostWrite : Race::Kind::kHostRead, access, later);
 }
 
 void freed(Block& block) {

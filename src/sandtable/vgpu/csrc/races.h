@@ -29,7 +29,7 @@ struct Access {
 };
 
 struct Race {
-  enum class Kind : uint8_t { kReadAfterWrite, kWriteAfterRead, kWriteAfterWrite, kReused } kind;
+  enum class Kind : uint8_t { kReadAfterWrite, kWriteAfterRead, kWriteAfterWrite, kReused, kHostRead, kHostWrite } kind;
   std::string earlier, later;
   uint32_t earlier_line, later_line;
   uint16_t earlier_stream, later_stream;
@@ -47,6 +47,15 @@ void begin_kernel(const std::string& name, uint16_t stream, uint32_t line, bool 
 void touch(const at::Tensor& tensor, bool is_write);
 // The call in this row of the table has been issued on the stream.
 void end_call(uint32_t row, uint16_t stream);
+// The host has learned that something is over without waiting for it.
+void host_saw_event(uint32_t event);
+void host_saw_stream(uint16_t stream);
+void host_saw_call(uint32_t row);
+// Of copies that the host does not wait for: the kernel that this thread has begun, whether the host has waited for it
+// since, and that it did not before it touched the same memory.
+Access kernel_under_way();
+bool host_waited_for(const Access& access);
+void report_host_race(bool is_write, const Access& access, const std::string& by, uint32_t line);
 // The allocator takes a block back, or hands one out.
 void freed(Block& block);
 void handed_out(Block& block);

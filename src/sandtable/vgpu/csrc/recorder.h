@@ -72,7 +72,7 @@ struct Place {
   uint32_t line;
 };
 Place current_place();
-std::string library_here(); // the file of the innermost frame, if it is a library's
+std::string library_here(); // the file of the innermost frame that is no observer's, if it is a library's
 bool is_inside_module(); // whether the forward of a torch.nn.Module is under way
 
 // A job: what one thread hands to another, whose result it takes later. There is one host on the tape, so a job's rows
@@ -109,6 +109,7 @@ class Recorder {
   void add(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
   size_t num_rows();
   std::vector<Row> take_rows(size_t begin); // off the tape, from here to its end, except those of memory
+  bool is_main() const; // whether this is the thread that runs the script
   void host_sync(Sync what, uint16_t stream);
   uint32_t add_signature(std::string json);
   // A note is kept once for each (kind, text, line).
@@ -156,7 +157,6 @@ class Recorder {
 
  private:
   void write_down(Kind kind, uint32_t ref, uint16_t stream, int64_t value, Phase phase, uint32_t line);
-  bool is_main() const;
   void note_read(Sync what, uint32_t at_line);
   void keep_wait(uint32_t ref, uint16_t stream, int64_t value);
   void take(const Fences& fences);
@@ -195,6 +195,6 @@ bool begin_function();
 void end_function();
 const std::vector<Line>& known_lines();
 std::string describe_line(uint32_t line);
-void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except);
+void set_library_prefixes(std::vector<std::string> prefixes, std::vector<std::string> except, std::string observers);
 
 } // namespace sandtable

@@ -11,7 +11,7 @@ from sandtable.trace import EventKind
 from sandtable.vgpu.observing.events import EventLog
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 
-__all__ = ["follow_clipping"]
+__all__ = ["follow_clipping", "is_flat_shard"]
 
 
 def follow_clipping(log: EventLog, parameters: ParameterWatcher) -> None:
@@ -29,7 +29,7 @@ def follow_clipping(log: EventLog, parameters: ParameterWatcher) -> None:
             parameters=[parameters.index_of(tensor) for tensor in tensors],
             optimizers=parameters.holders_of(tensors),
             num_gradients=sum(tensor.grad is not None for tensor in tensors),
-            num_flat_shards=sum(_is_flat_shard(tensor) for tensor in tensors),
+            num_flat_shards=sum(is_flat_shard(tensor) for tensor in tensors),
         )
 
     def watch(name: str, how: str) -> None:
@@ -58,7 +58,7 @@ def follow_clipping(log: EventLog, parameters: ParameterWatcher) -> None:
         watch(name, how)
 
 
-def _is_flat_shard(tensor: Any) -> bool:
+def is_flat_shard(tensor: Any) -> bool:
     """Return whether ranks hold parts of it that look like tensors of their own: FSDP1's flat parameters."""
     size = getattr(tensor, "_unpadded_unsharded_size", None)
     return size is not None and tensor.numel() < math.prod(size)

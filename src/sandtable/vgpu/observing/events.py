@@ -31,13 +31,16 @@ class EventLog:
         self._numbers: dict[str, weakref.WeakKeyDictionary[Any, int]] = defaultdict(weakref.WeakKeyDictionary)
         self._counts: dict[str, int] = defaultdict(int)
 
-    def note(self, kind: EventKind, *, subject: int = 0, **facts: Any) -> dict[str, Any]:
-        """Note an event at the line of the script that is running; return its facts, to which more may be added."""
+    def note(self, kind: EventKind, *, subject: int = 0, at: Line | None = None, **facts: Any) -> dict[str, Any]:
+        """Note an event, by default at the line of the script that is running.
+
+        Return its facts, to which more may be added.
+        """
         if self.only is not None and kind not in self.only:
             return facts
         if len(self.events) < _MOST_EVENTS and not self.core.is_compiling():
             self.events.append(
-                ScriptEvent(kind=kind, row=self.core.num_rows(), place=self.place(), subject=subject, facts=facts)
+                ScriptEvent(kind=kind, row=self.core.num_rows(), place=at or self.place(), subject=subject, facts=facts)
             )
         return facts
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from sandtable.trace import EventKind
 from sandtable.vgpu.failures import is_library
-from sandtable.vgpu.observing.events import EventLog, before
+from sandtable.vgpu.observing.events import EventLog, after
 
 __all__ = ["follow_files"]
 
 _MOST_FILES = 2_000
 _WRITES = os.O_WRONLY | os.O_RDWR
-_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_SYSTEM = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor")
 _CODE = (".py", ".pyc", ".so", ".lock")
 
 
@@ -34,12 +34,14 @@ def follow_files(log: EventLog, core: ModuleType) -> None:
         writes = bool(flags & _WRITES)
         count = seen[name, writes] = seen.get((name, writes), 0) + 1
         if count <= 2 and len(seen) < _MOST_FILES:
-            log.note(EventKind.WRITE if writes else EventKind.READ, path=os.path.realpath(name))
+            kind = EventKind.WRITE if writes else EventKind.READ
+            log.note(kind, path=os.path.realpath(name), truncates=bool(flags & os.O_TRUNC))
 
-    def on_save(what: Any, target: Any, *args: Any, **options: Any) -> None:
+    def on_save(result: None, what: Any, target: Any, *args: Any, **options: Any) -> None:
         path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", None)
         if isinstance(path, str | os.PathLike):
-            log.note(EventKind.SAVE, path=os.path.realpath(os.fsdecode(path)))
+            size = os.path.getsize(path) if os.path.exists(path) else 0
+            log.note(EventKind.SAVE, path=os.path.realpath(os.fsdecode(path)), num_bytes=size)
 
     core.watch_audit_events(["open"], on_open)
-    before(torch, "save", on_save)
+    after(torch, "save", on_save)

@@ -85,6 +85,7 @@ class GradientLog:
         # (with `zero_grad` behind the last pass, the script has put its own gradients there: it combines several)
         facts["discarded"] = [] if self._cleared else sorted(self._discarded.intersection(held))
         facts["num_changed"] = sum(states[index] != self._states[index] for index in held if index >= 0)
+        self._drop_cleared(states)
         self._states = states
         return facts
 
@@ -101,6 +102,7 @@ class GradientLog:
             if index >= 0:
                 self._is_carried[index] = states[index] is not None and states[index] == self._states[index]
                 self._is_written[index] = False
+        self._drop_cleared(states)
         self._states = states
         self._discarded.clear()
 
@@ -112,6 +114,12 @@ class GradientLog:
         self._states = self._read()
         self._is_carried = [False] * len(self._states)
         self._is_written = [False] * len(self._states)
+
+    def _drop_cleared(self, states: Sequence[_State]) -> None:
+        """Note which gradients another optimizer's script has cleared since states were last compared."""
+        for index, state in enumerate(states):
+            if state is None:
+                self._is_carried[index] = False
 
     def _compare(self) -> None:
         states = self._read()

@@ -20,6 +20,7 @@ __all__ = ["PassWatcher"]
 _MOST_BATCHES = 64
 _MOST_INDICES = 4096
 _MOST_PASSES = 64
+_MOST_ROWS = 2048
 _DIGESTED_BYTES = 4096
 
 
@@ -61,9 +62,13 @@ class PassWatcher:
                 event.facts["workers"] = found  # type: ignore[index]
 
     def begin_backward(self) -> None:
-        """Note that the passes under way are for training."""
-        for facts in self._under_way.values():
-            facts["trains"] = True
+        """Note that the passes under way are for training: those that go on, not a look at the first batch.
+
+        If none goes on, `next(iter(loader))` has made the batch.
+        """
+        going_on = {facts["pass"] for facts in self._passes.values()} & self._under_way.keys()
+        for number in going_on or self._under_way.keys():
+            self._under_way[number]["trains"] = True
         self._under_way.clear()
 
     def _on_made(self, result: None, loader: Any, *args: Any, **options: Any) -> None:
@@ -91,11 +96,16 @@ class PassWatcher:
             "trains": False,
             "indices": [],
             "samples": [],
+            "rows": [],
             "shuffles": _shuffles(sampler),
+            "repeats": _repeats(sampler),
+            "is_own_sampler": not type(sampler).__module__.startswith("torch."),
             "code": _code_of(loader.dataset),
         }
         if isinstance(sampler, DistributedSampler):
             facts["replicas"], facts["replica"] = int(sampler.num_replicas), int(sampler.rank)
+            facts["parts_again"] = _parts_again(loader)
+            facts["num_padding"] = int(sampler.num_replicas) * len(sampler) - _length(sampler.dataset)
         facts = self._log.note(EventKind.LOADER, subject=self._log.number_of("loader", loader), **facts)
         self._starting = self._under_way[facts["pass"]] = facts
         iterator = getattr(loader, "_iterator", None)
@@ -138,6 +148,8 @@ class PassWatcher:
         facts = self._passes.get(iterator)
         if facts is not None and len(facts["samples"]) < _MOST_BATCHES:
             facts["samples"].append(_digest(batch))
+            if sum(map(len, facts["rows"])) < _MOST_ROWS:
+                facts["rows"].append(_rows(batch))
 
     def _on_sampler(self, sampler: Any) -> None:
         from torch.utils.data.distributed import DistributedSampler
@@ -166,6 +178,11 @@ def _sampler_of(loader: Any) -> Any:
     return sampler
 
 
+def _parts_again(loader: Any) -> int:
+    """Return into how many parts Accelerate deals out the batches of a loader, whatever its sampler does."""
+    return int(getattr(getattr(loader, "batch_sampler", None), "num_processes", 1))
+
+
 def _first(owner: Any, *names: str) -> Any:
     """Return the first of these attributes that is set; samplers may have no length, and so no truth."""
     return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
@@ -177,6 +194,20 @@ def _shuffles(sampler: Any) -> bool:
 
     is_random = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
     return is_random or (isinstance(sampler, DistributedSampler) and bool(sampler.shuffle))
+
+
+def _repeats(sampler: Any) -> bool:
+    """Return whether a sampler draws a sample again before it has drawn all others."""
+    from torch.utils.data import RandomSampler, WeightedRandomSampler
+
+    return isinstance(sampler, RandomSampler | WeightedRandomSampler) and bool(sampler.replacement)
+
+
+def _length(data_set: Any) -> int:
+    try:
+        return len(data_set)
+    except (TypeError, NotImplementedError):
+        return 0
 
 
 def _code_of(data_set: Any) -> list[Any]:
@@ -194,6 +225,29 @@ def _can_be_weak(thing: Any) -> bool:
     except TypeError:
         return False
     return hasattr(thing, "__weakref__")
+
+
+def _rows(batch: Any) -> list[int]:
+    """Return a number for each sample of a batch; none if its parts do not all have one row per sample."""
+    columns = _columns(batch)
+    lengths = {len(column) for column in columns}
+    if len(lengths) != 1:
+        return []
+    return [zlib.crc32(repr([_digest(part) for part in row]).encode()) for row in zip(*columns, strict=True)]
+
+
+def _columns(batch: Any, depth: int = 0) -> list[Any]:
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return [batch] if batch.dim() else []
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple) and depth < 3:
+        if batch and all(isinstance(part, str | bytes) for part in batch):
+            return [batch]
+        return [column for part in batch for column in _columns(part, depth + 1)]
+    return []
 
 
 def _digest(batch: Any, depth: int = 0) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -25,16 +26,28 @@ from sandtable.trace import (
     Race,
     RaceKind,
 )
+from sandtable.vgpu.observing.batch_norms import follow_batch_norms
 from sandtable.vgpu.observing.clipping import follow_clipping
 from sandtable.vgpu.observing.data_parallel import DataParallelWatcher
+from sandtable.vgpu.observing.data_sets import follow_subsets
 from sandtable.vgpu.observing.events import EventLog, safely
 from sandtable.vgpu.observing.files import follow_files
+from sandtable.vgpu.observing.frameworks import observed_frameworks
+from sandtable.vgpu.observing.host_views import follow_host_views
+from sandtable.vgpu.observing.loaded_states import follow_loaded_states
 from sandtable.vgpu.observing.loading import PassWatcher
+from sandtable.vgpu.observing.losses import LossReader
+from sandtable.vgpu.observing.number_reads import follow_number_reads
 from sandtable.vgpu.observing.parameters import ParameterWatcher
 from sandtable.vgpu.observing.replacements import follow_replacements
+from sandtable.vgpu.observing.replicated import follow_replicated
 from sandtable.vgpu.observing.resources import ResourceWatcher, device_uses, host_reads
+from sandtable.vgpu.observing.restored import follow_restored
+from sandtable.vgpu.observing.seeds import follow_seeds
 from sandtable.vgpu.observing.training import follow_training
+from sandtable.vgpu.observing.whole_tensors import follow_whole_tensors
 from sandtable.vgpu.observing.wrappers import WrapperWatcher
+from sandtable.vgpu.packages import Package
 
 __all__ = ["Observer", "observe"]
 
@@ -48,6 +61,9 @@ _CALL_COLUMNS = {
     "place": "line",
 }
 _RACE_KINDS = tuple(RaceKind)
+_FOLLOWED = frozenset(
+    {EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH, EventKind.PADDED_GATHER}
+)
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -62,7 +78,19 @@ class Observer:
         self._resources = ResourceWatcher(self.log, num_steps=num_steps)
         self._data_parallel = DataParallelWatcher(self.log)
         self._loaders = PassWatcher(self.log)
+        self._losses = LossReader(core)
         self._wrappers = WrapperWatcher(self.log, self._parameters)
+        gradients = self._parameters.gradients
+        # A script may make hundreds of backward passes in a step, so these are wrapped once.
+        self._begins = _all_safely(
+            self._parameters.begin_backward, gradients.begin_backward, self._loaders.begin_backward
+        )
+        self._begin_wrappers = safely(self._wrappers.begin_backward)
+        self._ends = _all_safely(gradients.end_backward, self._wrappers.end_backward)
+        self._end_parameters = safely(self._parameters.end_backward)
+        self._end_steps = _all_safely(
+            self._parameters.take_parameters, self._resources.end_step, self._data_parallel.end_step
+        )
 
     def install(self) -> None:
         """Watch torch, and have the core follow identities and races."""
@@ -73,41 +101,55 @@ class Observer:
         self._data_parallel.install()
         self._wrappers.install()
         self._loaders.install()
+        follow_batch_norms(self.log)
+        follow_loaded_states(self.log)
+        follow_replicated(self.log)
+        follow_restored(self.log)
+        follow_seeds(self.log)
+        follow_subsets(self.log)
         follow_files(self.log, self._core)
+        follow_host_views(self._core)
         follow_replacements(self.log, self._parameters.has_optimizer)
         follow_clipping(self.log, self._parameters)
         follow_training(self.log)
+        follow_number_reads(self.log)
+        follow_whole_tensors(self.log)
+
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        """What is watched in packages that the script may import."""
+        return observed_frameworks(self.log, self._parameters)
 
     def follow(self) -> None:
-        """Note from now on only which epochs begin and end, and what is saved: the captured steps are over."""
-        self._core.follow_identities(False)
+        """Note from now on only which epochs begin and end, what is saved, and whether replicas become one again."""
+        self._core.follow_identities(self._parameters.follow())
         self._core.follow_races(False)
         self._resources.stop()
-        self.log.only = frozenset({EventKind.LOADER, EventKind.LOADER_END, EventKind.SAMPLER, EventKind.SET_EPOCH})
+        self.log.only = _FOLLOWED
 
-    def begin_backward(self) -> None:
-        """Note that a backward pass begins."""
-        begin = (
-            self._parameters.begin_backward,
-            self._parameters.gradients.begin_backward,
-            self._loaders.begin_backward,
-        )
-        for look in begin:
-            safely(look)()
-        self.log.note(EventKind.BACKWARD)
-        safely(self._wrappers.begin_backward)()
+    def with_followed(self, observations: Observations) -> Observations:
+        """Return what was observed in the captured steps, with what was noted since."""
+        snapshots = (*observations.snapshots, *self._parameters.followed)
+        return replace(observations, events=tuple(self.log.events), snapshots=snapshots)
+
+    def begin_backward(self, roots: Sequence[Any]) -> None:
+        """Note that a backward pass begins at these losses."""
+        for look in self._begins:
+            look()
+        self.log.note(EventKind.BACKWARD, **self._losses.facts_of(roots))
+        self._begin_wrappers()
 
     def end_backward(self) -> None:
         """Note that a backward pass has ended."""
-        for look in (self._parameters.gradients.end_backward, self._wrappers.end_backward):
-            safely(look)()
+        for look in self._ends:
+            look()
         self.log.note(EventKind.BACKWARD_END)
-        safely(self._parameters.end_backward)()
+        self._end_parameters()
 
     def end_step(self) -> None:
         """Look at all parameters after an update, and at what is held."""
-        for look in (self._parameters.take_parameters, self._resources.end_step, self._data_parallel.end_step):
-            safely(look)()
+        for look in self._end_steps:
+            look()
 
     def finish(
         self, rank: int, records: Columns, calls: Columns, tables: Mapping[str, Sequence[str]], groups: Sequence[Group]
@@ -160,6 +202,10 @@ def observe(core: ModuleType, groups: Sequence[Group], *, num_steps: int) -> Obs
     observer = Observer(core, groups, num_steps=num_steps)
     observer.install()
     return observer
+
+
+def _all_safely(*looks: Callable[[], object]) -> tuple[Callable[[], None], ...]:
+    return tuple(map(safely, looks))
 
 
 def _calls(

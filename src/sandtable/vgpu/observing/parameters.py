@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterWatcher"]
 
-_MOST_SNAPSHOTS = 16
+_MOST_SNAPSHOTS = 20
+_MOST_FOLLOWED = 16
+"""Updates after the captured steps by which replicas that drifted apart must have been averaged."""
+
 _MOST_SCALES = 200
 _MOST_PARAMETERS = 20_000
 _MOST_CLIPS = 2
@@ -34,6 +37,9 @@ class ParameterWatcher:
         self.parameters: tuple[WatchedParameter, ...] = ()
         self.snapshots: list[Snapshot] = []
         self.scales: list[GradientScale] = []
+        self.followed: list[Snapshot] = []
+        """Those of parameters that may have drifted apart, taken after the captured steps."""
+        self._is_following = False
         self._log = log
         self._groups = groups
         self._tensors: list[ref[Tensor]] = []
@@ -44,6 +50,10 @@ class ParameterWatcher:
         self._is_read = False
         self._is_by_hand = False
         self._num_clips = 0
+        self._updated: list[int] = []
+        """Identities of the parameters right after the last update."""
+        self._local: tuple[list[int], list[int]] | None = None
+        """Identities of the gradients that the last backward pass left, before the script reduced them."""
         self.gradients = GradientLog(self._living)
         self._found: dict[int, dict[str, Any]] = {}
 
@@ -98,13 +108,25 @@ class ParameterWatcher:
             self.take_parameters()
 
     def end_backward(self) -> None:
-        """Look at the gradients of a script that updates the parameters itself."""
+        """Look at the gradients before anything else becomes of them."""
+        if self._is_read and self._num_updates < _MOST_UPDATES and not self._log.core.is_compiling():
+            gradients = [None if tensor is None else _local(tensor.grad) for tensor in self._living()]
+            self._local = self._log.core.identities_of(gradients)
         if not self._optimizers and not self._log.core.is_compiling():
             self._is_by_hand = True
             self.read()
             gradients = [None if tensor is None else tensor.grad for tensor in self._living()]
             self._take("gradients", gradients)
             self._take_scales(gradients)
+
+    def follow(self) -> bool:
+        """Note from now on only when replicas become one again; return whether they may have drifted apart."""
+        self._is_following = True
+        last = max((scale.step for scale in self.scales), default=0)
+        own = {
+            number for scale in self.scales if scale.step == last and not scale.groups for number in scale.parameters
+        }
+        return any(not self.parameters[number].is_sharded for number in own)
 
     def take_last(self) -> None:
         """Take the identities of all parameters when the script has ended."""
@@ -134,30 +156,43 @@ class ParameterWatcher:
     def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
         if self._log.core.is_compiling():
             return
+        if self._is_following:
+            self._take_followed()
+            return
         self.read()
         self._note_held(optimizer)
         number = self._log.number_of("optimizer", optimizer)
         found = self.gradients.before_update(self._held[number].parameters)
+        found["rates"] = [rate for group in optimizer.param_groups if isinstance(rate := group.get("lr"), float)]
         if self._num_updates < _MOST_UPDATES:
             found["unheld"] = self._unheld()
             found["foreign"], found["idle_foreign"] = self._foreign(optimizer)
+            found["unrecorded"] = self._unrecorded(self._held[number].parameters)
         self._found[number] = self._log.note(EventKind.OPTIMIZER_STEP, subject=number, **found)
         tensors = self._living()
         if self._num_updates:
             self._take("before", tensors)
+            self._note_changes(tensors)
+            self._take_scales(tensors, of="parameters")
+            self._take_local()
         gradients = [None if tensor is None else tensor.grad for tensor in tensors]
         self._take("gradients", gradients)
         self._take_scales(gradients)
 
-    def _take_scales(self, gradients: Sequence[Any]) -> None:
-        """Note over which groups the gradients were summed, and what they were multiplied by."""
+    def _take_scales(self, tensors: Sequence[Any], *, of: str = "gradients") -> None:
+        """Note over which groups the gradients were summed, and what they were multiplied by.
+
+        Of parameters, only of those that were summed.
+        """
         if len(self.scales) >= _MOST_SCALES:
             return
-        alike: dict[tuple[float, int, int], list[int]] = {}
-        for number, scale in enumerate(self._log.core.scales_of([_local(gradient) for gradient in gradients])):
-            if gradients[number] is not None:
-                alike.setdefault(scale, []).append(number)
-        for (factor, summed_over, summed_again), parameters in alike.items():
+        alike: dict[tuple[tuple[float, int, int], tuple[str, int]], list[int]] = {}
+        local = [_local(tensor) for tensor in tensors]
+        scales, places = self._log.core.scales_of(local), self._log.core.places_of(local)
+        for number, (scale, (_, written)) in enumerate(zip(scales, places, strict=True)):
+            if tensors[number] is not None and (of == "gradients" or scale[1]):
+                alike.setdefault((scale, written), []).append(number)
+        for ((factor, summed_over, summed_again), written), parameters in alike.items():
             self.scales.append(
                 GradientScale(
                     row=self._log.core.num_rows(),
@@ -167,14 +202,48 @@ class ParameterWatcher:
                     factor=factor,
                     groups=self._members(summed_over),
                     groups_again=self._members(summed_again),
+                    of=of,
+                    written=Line(*written),
                 )
             )
+
+    def _note_changes(self, tensors: Sequence[Any]) -> None:
+        """Note where parameters were written since the last update."""
+        now = self._log.core.identities_of([_local(tensor) for tensor in tensors])[0]
+        before, self._updated = self._updated, []
+        changed = [index for index, (old, new) in enumerate(zip(before, now, strict=False)) if old != new]
+        changed = [index for index in changed if not self.parameters[index].is_buffer]
+        places: dict[Line, list[int]] = {}
+        for index, (_, written) in zip(
+            changed, self._log.core.places_of([_local(tensors[index]) for index in changed]), strict=True
+        ):
+            places.setdefault(Line(*written), []).append(index)
+        for place, parameters in places.items():
+            self._log.note(EventKind.CHANGED, at=place, parameters=parameters)
+
+    def _take_local(self) -> None:
+        if self._local is not None and len(self.snapshots) < _MOST_SNAPSHOTS:
+            self.snapshots.append(self._snapshot("local gradients", self._local))
+        self._local = None
+
+    def _unrecorded(self, held: Sequence[int]) -> list[tuple[int, str, int]]:
+        """Return the held parameters that want a gradient and have none, and where no_grad hid them from autograd."""
+        tensors = self._living()
+        without = [
+            index
+            for index in held
+            if index >= 0 and (tensor := tensors[index]) is not None and tensor.requires_grad and tensor.grad is None
+        ]
+        places = self._log.core.unrecorded_places_of([_local(tensors[index]) for index in without])
+        return [(index, file, line) for index, (file, line, *_) in zip(without, places, strict=True)]
 
     def _members(self, mask: int) -> tuple[tuple[int, ...], ...]:
         return tuple(group.ranks for number, group in enumerate(self._groups) if mask >> number & 1)
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
         self._num_updates += 1
+        if self._num_updates <= _MOST_UPDATES and not self._log.core.is_compiling():
+            self._updated = self._log.core.identities_of([_local(tensor) for tensor in self._living()])[0]
         number = self._log.number_of("optimizer", optimizer)
         if number in self._found:
             self.gradients.after_update(self._held[number].parameters, self._found.pop(number))
@@ -223,22 +292,33 @@ class ParameterWatcher:
             num_elements=tuple(int(tensor.numel()) for tensor in held),
         )
 
+    def _take_followed(self) -> None:
+        if len(self.followed) < _MOST_FOLLOWED:
+            self.followed.append(self._snapshot("before", self._identities(self._living())))
+        else:
+            self._log.core.follow_identities(False)
+
     def _living(self) -> list[Any]:
         return [tensor() for tensor in self._tensors]
 
     def _take(self, of: str, tensors: Sequence[Any], *, is_last: bool = False) -> None:
         if len(self.snapshots) >= _MOST_SNAPSHOTS and not is_last:
             return
+        self.snapshots.append(self._snapshot(of, self._identities(tensors)))
+
+    def _identities(self, tensors: Sequence[Any]) -> tuple[Sequence[int], Sequence[int]]:
         identities, outlines = self._log.core.identities_of([_local(tensor) for tensor in tensors])
-        self.snapshots.append(
-            Snapshot(
-                of=of,
-                row=self._log.core.num_rows(),
-                step=self._num_updates,
-                place=self._log.place(),
-                identities=tuple(identities),
-                outlines=tuple(outlines),
-            )
+        return identities, outlines
+
+    def _snapshot(self, of: str, numbers: tuple[Sequence[int], Sequence[int]]) -> Snapshot:
+        identities, outlines = numbers
+        return Snapshot(
+            of=of,
+            row=self._log.core.num_rows(),
+            step=self._num_updates,
+            place=self._log.place(),
+            identities=tuple(identities),
+            outlines=tuple(outlines),
         )
 
 

@@ -45,7 +45,7 @@ class ResourceWatcher:
         import torch.utils.checkpoint
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        before(torch.cuda, "empty_cache", self._on_flush)
+        _around(torch.cuda, "empty_cache", self._on_flush)
         torch.cuda.memory.empty_cache = torch.cuda.empty_cache
         _around(torch, "load", self._on_load)
         torch.serialization.load = torch.load
@@ -72,9 +72,20 @@ class ResourceWatcher:
         """Note nothing more: the captured steps are over, and the script is only followed."""
         self._is_over = True
 
-    def _on_flush(self) -> None:
-        if not self._is_over and len(self.flushes) < _MOST_FLUSHES:
-            self.flushes.append(CacheFlush(row=self._log.core.num_rows(), step=self._step, place=self._log.place()))
+    def _on_flush(self, flush: Callable[[], None]) -> None:
+        import torch
+
+        core, reserved_bytes = self._log.core, torch.cuda.memory_reserved()
+        flush()
+        if self._is_over:
+            return
+        if torch.cuda.memory_reserved() < reserved_bytes:
+            # cudaFree waits for all that the card has to do, which orders streams; it is no wait of the script's.
+            core.set_recording(False)
+            core.synchronize()
+            core.set_recording(True)
+        if len(self.flushes) < _MOST_FLUSHES:
+            self.flushes.append(CacheFlush(row=core.num_rows(), step=self._step, place=self._log.place()))
 
     def _on_checkpointed(self, *args: Any, **options: Any) -> None:
         if not self._is_over and not self._log.core.is_compiling():
@@ -98,15 +109,16 @@ class ResourceWatcher:
         return loaded
 
     def _on_batch(self, take: Callable[[], Any], batches: Any) -> Any:
-        start = time.perf_counter_ns()
+        start, queued = time.perf_counter_ns(), _queued_ns()
         batch = take()
         if not self._is_over and len(self.waits) < _MOST_WAITS:
+            taken = time.perf_counter_ns() - start - (_queued_ns() - queued)
             self.waits.append(
                 InputWait(
                     loader=self._log.number_of("loader iterator", batches),
                     batch=int(batches._num_yielded),
                     step=self._step,
-                    nanoseconds=time.perf_counter_ns() - start,
+                    nanoseconds=max(taken, 0),
                     num_workers=int(batches._num_workers),
                     place=self._log.place(),
                 )
@@ -147,6 +159,15 @@ def _card_of_node(device: int) -> int:
 
 def _bytes_on_cards(core: ModuleType) -> dict[int, int]:
     return {card: sum(use[1] for use in core.memory_living(card)) for card in range(core.num_cards())}
+
+
+def _queued_ns() -> int:
+    """Return how long this thread has waited for a core that others had, as far as the kernel tells."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _around(owner: Any, name: str, notice: Callable[..., Any]) -> None:

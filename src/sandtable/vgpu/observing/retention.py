@@ -66,7 +66,7 @@ class RetentionWatcher:
                 count = _num_tensors(thing)
                 if count:
                     containers[id(thing)] = thing, count
-            elif _is_tensor(kind) and thing.grad_fn is not None:
+            elif _is_tensor(kind) and _history(thing) is not None:
                 tensors.append(thing)
         if len(self._ends) >= 2:
             self._compare(containers)
@@ -85,8 +85,8 @@ class RetentionWatcher:
 
     def _spans_steps(self, tensor: Any) -> bool:
         """Return whether the tensor was computed from results of at least two earlier steps."""
-        nodes, past = deque([tensor.grad_fn]), set()
-        seen = {tensor.grad_fn}
+        nodes, past = deque([_history(tensor)]), set()
+        seen = {_history(tensor)}
         while nodes and len(seen) < _MOST_NODES:
             node = nodes.popleft()
             number = node._sequence_nr()
@@ -103,7 +103,8 @@ class RetentionWatcher:
         name = self._names[id(thing)][1] if id(thing) in self._names else _name_by_holder(thing)
         if name:
             place = place_of(name, _adds_to)
-            if id(thing) not in self._names and not place.file:
+            is_on_stack = place.file in {frame.f_code.co_filename for frame in _script_frames()}
+            if id(thing) not in self._names and not is_on_stack:
                 return  # a library's own
             self.holders[name] = TensorHolder(
                 name=name,
@@ -112,6 +113,14 @@ class RetentionWatcher:
                 has_graph=kind == "graph" or _has_graph(thing),
                 place=place,
             )
+
+
+def _history(tensor: Any) -> Any:
+    """Return the function of autograd that made a tensor; None of a view that may not be asked."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # its base was written in place: FSDP's views of its flat weights
+        return None
 
 
 def _is_tensor(kind: type) -> bool:
@@ -147,11 +156,11 @@ def _num_tensors(thing: Any) -> int:
     last = next(reversed(dict.values(thing))) if issubclass(kind, dict) else thing[-1]
     if not issubclass(type(last), (tuple, dict)) and not _is_tensor(type(last)):
         return 0
-    return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or tensor.grad_fn is not None)
+    return sum(1 for tensor in _tensors_in(thing) if tensor.is_cuda or _history(tensor) is not None)
 
 
 def _has_graph(thing: Any) -> bool:
-    return any(tensor.grad_fn is not None for tensor in _tensors_in(thing))
+    return any(_history(tensor) is not None for tensor in _tensors_in(thing))
 
 
 def _sequence_number() -> int:
@@ -222,16 +231,34 @@ def _name_by_holder(thing: Any) -> str:
 
 
 def place_of(name: str, concerns: Callable[[ast.AST, str], bool]) -> Line:
-    """Return the first line of the running script's files that concerns the variable or attribute of this name."""
-    for file, names in {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}.items():
+    """Return the first line of the script's files, the running ones first, that concerns what has this name."""
+    for file, names in _script_files().items():
         try:
             tree = ast.parse("".join(linecache.getlines(file, names)))
         except (SyntaxError, ValueError):
             continue
-        for node in ast.walk(tree):
-            if concerns(node, name):
-                return Line(file, node.lineno, "")  # type: ignore[attr-defined]
+        numbers = [node.lineno for node in ast.walk(tree) if concerns(node, name)]  # type: ignore[attr-defined]
+        if numbers:
+            running = [number for number in numbers if _is_running(file, number)]
+            return Line(file, (running or numbers)[0], "")
     return Line()
+
+
+def _is_running(file: str, number: int) -> bool:
+    """Return whether this line belongs to a function that has not returned."""
+    codes = [frame.f_code for frame in _script_frames() if frame.f_code.co_filename == file]
+    spans = [[line for _, _, line in code.co_lines() if line] for code in codes if code.co_name != "<module>"]
+    return any(min(lines) <= number <= max(lines) for lines in spans if lines)
+
+
+def _script_files() -> dict[str, dict[str, Any]]:
+    """Return the files of the script with the variables of their modules: those on the stack, then what it imported."""
+    files: dict[str, dict[str, Any]] = {frame.f_code.co_filename: frame.f_globals for frame in _script_frames()}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and file not in files and not is_library(file):
+            files[file] = vars(module)
+    return files
 
 
 def _adds_to(node: ast.AST, name: str) -> bool:
@@ -240,6 +267,9 @@ def _adds_to(node: ast.AST, name: str) -> bool:
             return method in _ADDING and _last_name(holder) == name
         case ast.AugAssign(target=target):
             return _last_name(target) == name
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value):
+            names = [_last_name(target) for target in targets if not isinstance(target, ast.Starred)]
+            return name in names and any(_last_name(part) == name for part in ast.walk(value))
         case ast.Assign(targets=[target], value=value):
             if isinstance(target, ast.Subscript):
                 return _last_name(target.value) == name

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from sandtable.trace.guide import Guide
 from sandtable.trace.real_values import RankValues
+from sandtable.vgpu.real_values.dropout import leave_nothing_out
+from sandtable.vgpu.real_values.host_kernels import add_host_kernels
 from sandtable.vgpu.real_values.inputs import InputFollower
 from sandtable.vgpu.real_values.parameters import OwnedTensor, local, owned_tensors, root_modules
 from sandtable.vgpu.real_values.settings import ValueSettings
@@ -60,6 +62,9 @@ class ValueRecorder:
 
         self._core.keep_real_values(self._inputs)
         _run_uncompiled()
+        add_host_kernels()
+        if not self._settings.has_dropout:
+            leave_nothing_out()
         Module._apply = self._aside(Module._apply)  # type: ignore[method-assign]
         Module.load_state_dict = self._aside(Module.load_state_dict)  # type: ignore[method-assign]
         Optimizer.__init__ = self._admitting(Optimizer.__init__)  # type: ignore[method-assign]
