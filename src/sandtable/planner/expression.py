@@ -46,7 +46,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs, "int": int, "round": round}
 _MAX_EXPONENT = 64
-_ALLOWED: tuple[type[Any], ...] = (
+_ALLOWED: tuple[Any, ...] = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Constant, ast.Name, ast.Tuple, ast.List),
     *(ast.Load, ast.And, ast.Or, *_BINARY, *_UNARY, *_COMPARISONS),
 )
