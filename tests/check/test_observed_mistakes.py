@@ -8,6 +8,8 @@ from sandtable.findings import Finding, Severity
 from sandtable.trace import CallIdentity, EventKind, GradientScale, InputCopy, Line, Observations, ScriptEvent
 
 LOADER: dict[str, Any] = {
+    "pass": 0,
+    "samples": [1, 2, 3, 4],
     "made": ["train.py", 5],
     "dataset": "Images",
     "data": 0,
@@ -118,6 +120,16 @@ def test_passes_that_overlap_between_ranks_are_found_and_padding_is_not() -> Non
     (found,) = findings("overlapping-samples", rows[0], rows[1])
     assert lines(found) == [5, 7]
     assert not findings("overlapping-samples", rows[0], rows[2])
+
+
+def test_passes_that_came_to_their_end_must_have_read_the_same_samples() -> None:
+    def over(rows: list[list[int]]) -> list[ScriptEvent]:
+        samples = list(range(len(rows)))
+        return [wrapped(0, 1), loader(7, rows=rows, samples=samples), event(EventKind.LOADER_END, 7, **{"pass": 0})]
+
+    all_data = over([[1, 2, 3], [4, 5, 6], [7, 8]])
+    assert findings("overlapping-samples", all_data, over([[8, 5, 4], [3, 7, 1], [2, 6]]))
+    assert not findings("overlapping-samples", all_data, over([[6, 5, 4], [3, 12, 11], [9, 8]]))
 
 
 def gradient_calls(identity: int) -> list[CallIdentity]:

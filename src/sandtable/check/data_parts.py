@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from sandtable.check.relations import at_line, data_parallel_groups
@@ -15,6 +15,7 @@ __all__ = ["overlapping_samples", "split_differs"]
 _FEWEST = 4
 _SHARE = 0.02
 """Of two ranks' samples, the share that must be the same for it to be no padding."""
+_NEARLY_ALL = 0.9
 
 
 def overlapping_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
@@ -23,7 +24,7 @@ def overlapping_samples(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
         passes = {rank: _training_passes(trace, rank) for rank in group if rank in trace.observations}
         for together in zip(*passes.values(), strict=False):
             shared = _shared_samples(together)
-            if shared is None:
+            if shared is None or (_are_over(trace, passes, together) and not _are_alike_in_the_end(together)):
                 continue
             ranks = tuple(passes)
             yield Finding(
@@ -85,6 +86,20 @@ def _shared_samples(together: Sequence[ScriptEvent]) -> tuple[int, int] | None:
         if num_shared >= max(_FEWEST, _SHARE * count):
             return num_shared, count
     return None
+
+
+def _are_over(trace: Trace, ranks: Iterable[int], together: Sequence[ScriptEvent]) -> bool:
+    """Return whether these passes came to their end, and all that was read in them is known."""
+    if any(len(event.facts["rows"]) < len(event.facts["samples"]) for event in together):
+        return False
+    ended = ({end.facts["pass"] for end in trace.observations[rank].of_kind(EventKind.LOADER_END)} for rank in ranks)
+    return all(event.facts["pass"] in passes for event, passes in zip(together, ended, strict=True))
+
+
+def _are_alike_in_the_end(together: Sequence[ScriptEvent]) -> bool:
+    """Return whether some passes had the same samples: whoever goes through all of the data reads what others read."""
+    samples = [{row for rows in event.facts["rows"] for row in rows} for event in together]
+    return any(len(one & other) >= _NEARLY_ALL * max(len(one), len(other)) for one, other in combinations(samples, 2))
 
 
 def _where_read(ranks: tuple[int, ...], together: Sequence[ScriptEvent]) -> Iterator[Evidence]:

@@ -20,7 +20,13 @@ constexpr size_t kMostParts = 1 << 16;
 bool follows = false;
 std::vector<HostCopy> noted_copies;
 std::vector<Draw> noted_draws;
-std::unordered_map<const void*, Digest> left_out_numbers; // by address on the host
+
+// Numbers that were never written to memory on the host, by its address: as long as they are there.
+struct LeftOut {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  Digest identity;
+};
+std::unordered_map<const void*, LeftOut> left_out_numbers;
 
 Digest digest_bytes(Digest start, const char* bytes, size_t count) {
   Digest digest = mix(start, count);
@@ -73,7 +79,8 @@ Digest digest_host(const at::Tensor& tensor) {
   }
   // (numbers that were left out are zeros: anything else has been written there since)
   auto known = is_zero ? left_out_numbers.find(tensor.storage().data()) : left_out_numbers.end();
-  return known == left_out_numbers.end() ? digest : mix(known->second, digest_geometry(tensor));
+  bool is_left_out = known != left_out_numbers.end() && !known->second.storage.expired();
+  return is_left_out ? mix(known->second.identity, digest_geometry(tensor)) : digest;
 }
 
 Digest digest_argument(const c10::IValue& value) {
@@ -247,8 +254,10 @@ const std::vector<Draw>& draws() {
 }
 
 void name_host_numbers(const at::Tensor& tensor, Digest identity) {
-  if (follows && tensor.is_cpu() && tensor.has_storage())
-    left_out_numbers[tensor.storage().data()] = identity;
+  if (!follows || !tensor.is_cpu() || !tensor.has_storage())
+    return;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage(tensor.storage().getWeakStorageImpl());
+  left_out_numbers.insert_or_assign(tensor.storage().data(), LeftOut{std::move(storage), identity});
 }
 
 Lineage::Lineage(const OperatorInfo& info, const torch::jit::Stack& stack)
