@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -61,8 +62,7 @@ class RankFacts:
         What comes before the first backward pass may be setting up: an engine that is wrapped around a model sends its
         parameters.
         """
-        updates = [row for row, kind in self._turns if kind is EventKind.OPTIMIZER_STEP]
-        return updates[0] if len(updates) > 1 else self.first_row
+        return self._updates[0] if len(self._updates) > 1 else self.first_row
 
     def calls_between(self, first: int, last: int) -> list[CallIdentity]:
         """Return the collectives between two rows, of more than a few numbers."""
@@ -78,15 +78,27 @@ class RankFacts:
 
     @cached_property
     def activation_calls(self) -> tuple[CallIdentity, ...]:
-        """The collectives of forward passes that carry more than a few numbers, of setting up none."""
-        return tuple(
+        """The collectives of forward passes that carry more than a few numbers, of setting up none.
+
+        What carries the same numbers before and after an update depends on neither samples nor weights: it is no
+        activation, but what an engine puts together again, such as weights whose numbers in host memory are unknown.
+        """
+        calls = [
             call
             for call in self.observed.calls
             if call.row >= self._second_step
             and call.op in _ACTIVATION_OPS
             and call.num_bytes >= _MANY_BYTES
             and self.is_forward(call)
-        )
+        ]
+        steps: dict[int, set[int]] = defaultdict(set)
+        for call in calls:
+            steps[call.identity].add(bisect_left(self._updates, call.row))
+        return tuple(call for call in calls if not call.identity or len(steps[call.identity]) == 1)
+
+    @cached_property
+    def _updates(self) -> list[int]:
+        return [row for row, kind in self._turns if kind is EventKind.OPTIMIZER_STEP]
 
 
 class RankTable:
