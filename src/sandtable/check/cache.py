@@ -10,7 +10,7 @@ from sandtable.check.cost import cost_text, severity_of
 from sandtable.check.relations import at_line
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
-from sandtable.trace import Kind, Line, RankView, Trace
+from sandtable.trace import Kind, Line, MemoryPeaks, RankView, Trace
 from sandtable.units import format_bytes
 
 __all__ = ["empty_cache_in_loop", "fragmentation"]
@@ -56,25 +56,33 @@ def empty_cache_in_loop(trace: Trace, timeline: Timeline | None) -> Iterator[Fin
 
 
 def fragmentation(trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:
-    """Report memory that the allocator has reserved but cannot use when most is needed."""
-    for row in trace.classes:
-        view = trace.rank(row.representative)
-        memory = view.memory
-        if not memory.capacity_bytes:
-            continue
-        wasted = memory.reserved_bytes - memory.allocated_bytes
-        if wasted < max(_WASTED_SHARE * memory.reserved_bytes, _WASTED_OF_CARD * memory.capacity_bytes):
-            continue
-        is_tight = memory.reserved_bytes > (1 - _WASTED_SHARE) * memory.capacity_bytes
-        yield Finding(
-            rule="fragmentation",
-            severity=Severity.WARNING if is_tight else Severity.NOTE,
-            message="what the allocator reserves should be what tensors need, but of "
-            f"{format_bytes(memory.reserved_bytes)} reserved at most {format_bytes(memory.allocated_bytes)} are in use",
-            ranks=row.ranks,
-            evidence=tuple(_requests(view)),
-            remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True, or pad batches to a few sizes",
-        )
+    """Report memory that the allocator has reserved but cannot use when most is needed, for the worst of all ranks."""
+    views = [trace.rank(row.representative) for row in trace.classes]
+    wasteful = [view for view in views if _is_wasteful(view.memory)]
+    if not wasteful:
+        return
+    worst = max(wasteful, key=lambda view: _wasted_bytes(view.memory))
+    memory = worst.memory
+    is_tight = any(view.memory.reserved_bytes > (1 - _WASTED_SHARE) * view.memory.capacity_bytes for view in wasteful)
+    yield Finding(
+        rule="fragmentation",
+        severity=Severity.WARNING if is_tight else Severity.NOTE,
+        message="what the allocator reserves should be what tensors need, but of "
+        f"{format_bytes(memory.reserved_bytes)} reserved on rank {worst.rank} at most "
+        f"{format_bytes(memory.allocated_bytes)} are in use",
+        ranks=tuple(sorted(rank for view in wasteful for rank in view.rank_class.ranks)),
+        evidence=tuple(_requests(worst)),
+        remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True, or pad batches to a few sizes",
+    )
+
+
+def _is_wasteful(memory: MemoryPeaks) -> bool:
+    least = max(_WASTED_SHARE * memory.reserved_bytes, _WASTED_OF_CARD * memory.capacity_bytes)
+    return memory.capacity_bytes > 0 and _wasted_bytes(memory) >= least
+
+
+def _wasted_bytes(memory: MemoryPeaks) -> int:
+    return memory.reserved_bytes - memory.allocated_bytes
 
 
 def _returned_per_step(view: RankView) -> tuple[int, int]:
@@ -101,9 +109,5 @@ def _requests(view: RankView) -> Iterator[Evidence]:
         if totals[line] > 0:
             place = view.line(line)
             sizes = len(np.unique(records.value[allocations[records.line[allocations] == line]]))
-            yield Evidence(
-                ranks=view.rank_class.ranks,
-                text=f"needs {format_bytes(int(totals[line]))} of new segments, for tensors of {sizes} sizes",
-                file=place.file,
-                line=place.line,
-            )
+            needed = format_bytes(int(totals[line]))
+            yield at_line(view.rank_class.ranks, f"needs {needed} of new segments, for tensors of {sizes} sizes", place)

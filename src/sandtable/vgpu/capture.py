@@ -137,7 +137,9 @@ class Capture:
         self._host_memory = watchers.host_memory
         self._observer = watchers.observer
         self._values = _record_values(core, settings, steps)
-        self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
+        self._follower = Follower(
+            seconds=settings.follow_seconds, num_epochs=settings.num_epochs, world_size=settings.world_size
+        )
         self._loaders = BatchCounter()
         self._loaders.install()
         self._frozen: RankRecords | None = None
@@ -238,7 +240,9 @@ class Capture:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _set_up_cards(self._core, settings)
         self._settings = settings
-        self._follower = Follower(seconds=settings.follow_seconds, num_epochs=settings.num_epochs)
+        self._follower = Follower(
+            seconds=settings.follow_seconds, num_epochs=settings.num_epochs, world_size=settings.world_size
+        )
         self._groups.become(rank=settings.rank, world_size=settings.world_size)
         self._base_seconds = _core_seconds()
 

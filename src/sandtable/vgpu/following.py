@@ -22,6 +22,11 @@ __all__ = ["FOLLOWED_TOO_SLOW_SECONDS", "Follower"]
 FOLLOWED_TOO_SLOW_SECONDS = 0.5
 """Steps that compute for longer than this are not followed, unless a number of epochs is given."""
 
+_LARGE_WORLD = 64
+_TOO_SLOW_IN_LARGE_WORLDS_SECONDS = 0.1
+"""The same where most ranks are not run: what only they do cannot be seen, and dozens that are run one after another
+take long."""
+
 _GRACE_SECONDS = 1.0
 """How long after its time a rank that makes no steps is stopped by a signal."""
 
@@ -35,8 +40,11 @@ _HARMLESS = ("/dev/", "/proc/", "/sys/", "/tmp/torchinductor", "/tmp/pymp-")
 class Follower:
     """Follows the script of this process for `seconds`, or for `num_epochs` of each of its data loaders."""
 
-    def __init__(self, *, seconds: float, num_epochs: int) -> None:
+    def __init__(self, *, seconds: float, num_epochs: int, world_size: int) -> None:
         self.num_epochs = num_epochs
+        self._limit_seconds = (
+            FOLLOWED_TOO_SLOW_SECONDS if world_size <= _LARGE_WORLD else _TOO_SLOW_IN_LARGE_WORLDS_SECONDS
+        )
         self._seconds = _EPOCH_SECONDS if num_epochs else seconds
         self._saved: dict[str, Any] = {}
         self._own_files: set[str] = set()
@@ -44,7 +52,7 @@ class Follower:
 
     def is_worthwhile(self, step_seconds: float) -> bool:
         """Return whether steps of this duration can be followed for some way."""
-        return self._seconds > 0 and (self.num_epochs > 0 or step_seconds < FOLLOWED_TOO_SLOW_SECONDS)
+        return self._seconds > 0 and (self.num_epochs > 0 or step_seconds < self._limit_seconds)
 
     def begin(self) -> float:
         """Guard files from now on; return the moment until which to follow."""
