@@ -55,6 +55,7 @@ from sandtable.check.races import (
     unawaited_collective,
 )
 from sandtable.check.recomputation import needless_recompute
+from sandtable.check.relations import shared_facts
 from sandtable.check.replicas import gradients_not_reduced, replicas_diverge, replicas_start_different
 from sandtable.check.replicated import replicated_differs
 from sandtable.check.restored import random_state_shared, state_not_restored
@@ -185,7 +186,8 @@ def inspect(trace: Trace, timeline: Timeline | None, *, rules: Collection[str] |
     A rule that raises an exception is a note: the other rules and the figures do not depend on it.
     """
     names = [name for name in RULES if rules is None or name in rules]
-    return worst_first(finding for name in names for finding in _apply(name, trace, timeline))
+    with shared_facts():
+        return worst_first(finding for name in names for finding in _apply(name, trace, timeline))
 
 
 def _apply(name: str, trace: Trace, timeline: Timeline | None) -> Iterator[Finding]:

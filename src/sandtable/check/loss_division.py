@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose, isfinite
 
-from sandtable.check.relations import RankFacts
+from sandtable.check.relations import facts_of
 from sandtable.check.sightings import Sighting, evidence_of, seen_together
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
@@ -139,7 +139,7 @@ def _are_only_averaged_over_ranks(observed: Observations) -> bool:
     return (
         bool(scales)
         and all(any(isclose(scale.factor * size, 1, rel_tol=1e-4) for size in _sizes(scale.groups)) for scale in scales)
-        and not RankFacts(observed).activation_calls
+        and not facts_of(observed).activation_calls
     )
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 from sandtable.findings import Evidence
 from sandtable.trace import CallIdentity, EventKind, Line, Observations, Trace
 
-__all__ = ["RankFacts", "RankTable", "at_line", "data_parallel_groups", "equal_seeds", "few_names"]
+__all__ = [
+    "RankFacts",
+    "RankTable",
+    "at_line",
+    "data_parallel_groups",
+    "equal_seeds",
+    "facts_of",
+    "few_names",
+    "shared_facts",
+]
 
 _MOST_NAMES = 3
 _MOST_SEEDS = 4
@@ -47,6 +58,11 @@ class RankFacts:
             return False
         is_before_update = place < len(self._turns) and self._turns[place][1] is EventKind.OPTIMIZER_STEP
         return is_before_update or call.phase in ("backward", "optimizer")
+
+    @cached_property
+    def gradient_calls(self) -> tuple[CallIdentity, ...]:
+        """The calls that belong to backward passes, or come between the last one and the update."""
+        return tuple(filter(self.is_of_gradients, self.observed.calls))
 
     @cached_property
     def first_row(self) -> int:
@@ -101,11 +117,43 @@ class RankFacts:
         return [row for row, kind in self._turns if kind is EventKind.OPTIMIZER_STEP]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Key:
+    """Observations by identity: comparing two would take longer than what is kept of them."""
+
+    observed: Observations
+
+    def __hash__(self) -> int:
+        return id(self.observed)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.observed is other.observed
+
+
+def facts_of(observed: Observations) -> RankFacts:
+    """Return what follows from the observations of a rank, which is worked out once for all rules."""
+    return _facts(_Key(observed))
+
+
+@cache
+def _facts(key: _Key) -> RankFacts:
+    return RankFacts(key.observed)
+
+
+@contextmanager
+def shared_facts() -> Iterator[None]:
+    """Forget what follows from observations when the block ends."""
+    try:
+        yield
+    finally:
+        _facts.cache_clear()
+
+
 class RankTable:
     """The facts of all captured ranks."""
 
     def __init__(self, observations: Mapping[int, Observations]) -> None:
-        self.ranks = {rank: RankFacts(observed) for rank, observed in sorted(observations.items())}
+        self.ranks = {rank: facts_of(observed) for rank, observed in sorted(observations.items())}
 
     def have_same_inputs(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks train on the same numbers, as far as any came from the host or were drawn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from sandtable.check.relations import RankFacts, RankTable, at_line, data_parallel_groups
+from sandtable.check.relations import RankTable, at_line, data_parallel_groups, facts_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity
 from sandtable.trace import EventKind, InputCopy, Line, ScriptEvent, Trace
@@ -87,7 +87,7 @@ def _finding(trace: Trace, ranks: tuple[int, ...], text: str, place: Line, *, se
 
 def _differing_copy(trace: Trace, ranks: Sequence[int]) -> InputCopy | None:
     """Return the first copy from the host that all of these ranks make in training on one line, of other numbers."""
-    facts = [RankFacts(trace.observations[rank]) for rank in ranks]
+    facts = [facts_of(trace.observations[rank]) for rank in ranks]
     copies = [
         [copy for copy in rank.observed.host_copies if copy.num_bytes > _FEW_BYTES and copy.row >= rank.first_row]
         for rank in facts

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from math import isclose, prod
 
 from sandtable.check.loss_division import divided_for_each_micro_batch_twice
-from sandtable.check.relations import RankFacts, RankTable, at_line, data_parallel_groups, equal_seeds, few_names
+from sandtable.check.relations import (
+    RankFacts,
+    RankTable,
+    at_line,
+    data_parallel_groups,
+    equal_seeds,
+    facts_of,
+    few_names,
+)
 from sandtable.check.sightings import is_equal_everywhere, names_of
 from sandtable.engine.timeline import Timeline
 from sandtable.findings import Evidence, Finding, Severity
@@ -218,9 +226,9 @@ def _sums(trace: Trace, *, ops: Sequence[str], of_activations: bool) -> dict[Cal
     """Return what each captured rank puts into each sum."""
     by_call: dict[Call, dict[int, CallIdentity]] = defaultdict(dict)
     for rank, observed in sorted(trace.observations.items()):
-        facts = RankFacts(observed)
+        facts = facts_of(observed)
         weights = _shard_sizes(observed) if of_activations else frozenset()
-        for call in facts.activation_calls if of_activations else filter(facts.is_of_gradients, observed.calls):
+        for call in facts.activation_calls if of_activations else facts.gradient_calls:
             is_one = call.op in ops and call.num_bytes >= _FEW_BYTES and call.identity
             if call.op == "all_gather" and call.num_bytes in weights:
                 continue
@@ -285,7 +293,7 @@ def _divides_loss(facts: RankFacts, sizes: Sequence[int]) -> bool:
 
 def _reductions(trace: Trace, rank: int, group: tuple[int, ...]) -> Iterator[Evidence]:
     """Yield the lines on which gradients are reduced over this group."""
-    facts, world = RankFacts(trace.observations[rank]), tuple(range(trace.world_size))
+    facts, world = facts_of(trace.observations[rank]), tuple(range(trace.world_size))
     calls = [call for call in facts.observed.calls if (call.group or world) == group and call.reduce in _SUMS]
     ranks = sorted(set(group) & trace.observations.keys())
     for place, op in {call.place: call.op for call in calls if facts.is_of_gradients(call)}.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -30,7 +31,7 @@ class PackageFinder(DistributionFinder):
 
     def __init__(self, packages: Iterable[Package], watcher: Watcher, *, without: Collection[str] = ()) -> None:
         self._watcher = watcher
-        self._adaptations: dict[str, Fill] = {}
+        self._adaptations: dict[str, list[Fill]] = defaultdict(list)
         self._compiled: dict[str, tuple[Package, Fill]] = {}
         self._missing: dict[str, tuple[Package, Fill]] = {}
         self._root_packages: dict[str, Package] = {}
@@ -38,7 +39,8 @@ class PackageFinder(DistributionFinder):
         self._noted: set[str] = set()
         self._described: dict[str, list[Fill]] = {}
         for package in packages:
-            self._adaptations.update(package.adaptations)
+            for name, adapt in package.adaptations.items():
+                self._adaptations[name].append(adapt)
             self._compiled.update({name: (package, fill) for name, fill in package.compiled.items()})
             if package.name not in without:
                 self._missing.update({name: (package, fill) for name, fill in package.missing.items()})
@@ -58,9 +60,9 @@ class PackageFinder(DistributionFinder):
 
     def adapt_imported(self) -> None:
         """Adapt the modules that were imported before, as torch imports some."""
-        for name, adapt in self._adaptations.items():
+        for name in self._adaptations:
             if name in sys.modules:
-                adapt(sys.modules[name])
+                self._adapt(sys.modules[name], name)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -70,7 +72,7 @@ class PackageFinder(DistributionFinder):
         if name in self._adaptations or name in self._missing:
             spec = self._elsewhere(name, path, target)
             if spec is not None and spec.loader is not None and name in self._adaptations:
-                spec.loader = _AdaptingLoader(spec.loader, self._adaptations[name])
+                spec.loader = _AdaptingLoader(spec.loader, lambda module: self._adapt(module, name))
             if spec is not None or name not in self._missing:
                 return spec
             return self._replace(name)
@@ -89,6 +91,11 @@ class PackageFinder(DistributionFinder):
                 continue
             if all(self._elsewhere(root, None, None) is None for root in package.missing_roots):
                 yield distribution
+
+    def _adapt(self, module: ModuleType, name: str) -> None:
+        """Apply what all packages have for this module, in their order."""
+        for adapt in self._adaptations[name]:
+            adapt(module)
 
     def _describe_found(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec:
         spec = self._elsewhere(name, path, target)
