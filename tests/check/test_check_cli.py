@@ -100,6 +100,17 @@ def test_a_script_without_mistakes_passes(sandtable) -> None:
     assert done.out.split("\n")[-2] == "no mistakes found in 3 steps of 2 ranks"
 
 
+def test_a_script_without_steps_passes_and_is_an_error_where_its_time_is_wanted(sandtable) -> None:
+    calls = TRAIN.partition("torch.manual_seed(0)")[0] + "dist.all_reduce(torch.ones(4, device='cuda'))\n"
+    checked = sandtable("check", "--nproc-per-node", "2", "train.py", script=calls)
+    assert checked.code == 0, checked.err
+    assert "note no-steps" in checked.out
+    assert load("sandtable-out").error is None
+    ran = sandtable("run", "--nproc-per-node", "2", "train.py", script=calls)
+    assert ran.code == 1
+    assert "error no-steps" in ran.out
+
+
 @pytest.mark.parametrize(
     ("severity", "fail_on", "code"),
     [

@@ -77,7 +77,7 @@ from sandtable.engine.timeline import Timeline
 from sandtable.findings import Finding, Severity, worst_first
 from sandtable.trace import Trace
 
-__all__ = ["ABOUT_FIGURES", "RAISE_VARIABLE", "RULES", "RULE_FAILED", "Rule", "inspect"]
+__all__ = ["ABOUT_FIGURES", "NO_TIME", "RAISE_VARIABLE", "RULES", "RULE_FAILED", "Rule", "inspect"]
 
 Rule = Callable[[Trace, Timeline | None], Iterable[Finding]]
 
@@ -172,6 +172,9 @@ ABOUT_FIGURES = frozenset(
     {"fewer-steps", "no-gpu-work", "no-steps", "ranks-not-captured", "unequal-steps", "unsure-classes"}
 )
 """Rules about how far the figures can be trusted: a run that failed has none, and one that is not checked still has."""
+
+NO_TIME = frozenset({"no-gpu-work", "no-steps"})
+"""Rules that say why a script that ended well has no step time."""
 
 RULE_FAILED = "rule-failed"
 

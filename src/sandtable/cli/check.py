@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 from rich.console import Console
@@ -56,6 +56,8 @@ must agree.
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(RehearsalOptions):
     """The options of `sandtable check`, as typed."""
+
+    needs_time: ClassVar[bool] = False
 
     script: Annotated[
         str,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 from rich.console import Console
@@ -37,6 +37,9 @@ class FailOn(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class RehearsalOptions(WhatIfOptions):
     """The options of every command that rehearses, as typed."""
+
+    needs_time: ClassVar[bool] = True
+    """Whether a script without a step time is an error to the command."""
 
     script: Annotated[
         str,
@@ -122,7 +125,7 @@ class RehearsalOptions(WhatIfOptions):
 
     @property
     def inputs(self) -> UserInputs:
-        return UserInputs(ignored_rules=tuple(self.ignore or ()))
+        return UserInputs(ignored_rules=tuple(self.ignore or ()), needs_time=self.needs_time)
 
     @property
     def launch(self) -> LaunchOptions:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sandtable import cluster as clusters
-from sandtable.check.inspect import ABOUT_FIGURES, RULES, inspect
+from sandtable.check.inspect import ABOUT_FIGURES, NO_TIME, RULES, inspect
 from sandtable.check.meetings import MEETING_RULES
 from sandtable.check.silencing import silence
 from sandtable.cluster import Cluster
@@ -203,12 +203,20 @@ class Rehearsal:
             except SimulationError as stall:
                 outcome = _Outcome(error=stall)
         if outcome.error is None:
-            about_figures = inspect(self.trace, outcome.timeline, rules=ABOUT_FIGURES)
+            about_figures = self._about_figures(outcome.timeline)
             error = _error_of(about_figures) if outcome.timeline is None else None
             outcome = replace(outcome, error=error, findings=about_figures)
         elif isinstance(outcome.error, FindingError):
             outcome = replace(outcome, findings=outcome.error.findings)
         return self._with_mistakes(outcome) if self.inputs.checks else outcome
+
+    def _about_figures(self, timeline: Timeline | None) -> tuple[Finding, ...]:
+        """Return how far the figures can be trusted."""
+        findings = inspect(self.trace, timeline, rules=ABOUT_FIGURES)
+        if self.inputs.needs_time:
+            return findings
+        notes = (replace(one, severity=Severity.NOTE) if one.rule in NO_TIME else one for one in findings)
+        return worst_first(notes)
 
     def _with_mistakes(self, outcome: _Outcome) -> _Outcome:
         """Add what else is wrong with the run; what ended it cannot be silenced."""

@@ -59,6 +59,8 @@ class UserInputs:
     """Rules whose findings are silenced."""
     checks: bool = True
     """Whether the rules look for mistakes; without, findings are only those that the figures depend on."""
+    needs_time: bool = True
+    """Whether a run without a step time is an error. Who looks for mistakes only is content with a note."""
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "samples_per_step", "usd_per_gpu_hour"):
