@@ -108,7 +108,7 @@ def test_a_script_without_steps_passes_and_is_an_error_where_its_time_is_wanted(
     assert load("sandtable-out").error is None
     ran = sandtable("run", "--nproc-per-node", "2", "train.py", script=calls)
     assert ran.code == 1
-    assert "error no-steps" in ran.out
+    assert "error no-steps" in ran.err
 
 
 @pytest.mark.parametrize(
