@@ -235,8 +235,21 @@ def _are_joined(copies: Sequence[ParameterCopy], table: RankTable) -> bool:
 
 def _compute_one_gradient(one: ParameterCopy, other: ParameterCopy, table: RankTable) -> bool:
     """Return whether ranks with the same inputs come to the same gradient of a parameter, as far as that is known."""
+    if not table.have_same_inputs((one.rank, other.rank)):
+        return False
     pairs = zip(one.local_gradients, other.local_gradients, strict=False)
-    return table.have_same_inputs((one.rank, other.rank)) and not any(are_different(pair) for pair in pairs)
+    return _has_untraced_sum(one, other, table) or not any(are_different(pair) for pair in pairs)
+
+
+def _has_untraced_sum(one: ParameterCopy, other: ParameterCopy, table: RankTable) -> bool:
+    """Return whether ranks sum gradients over a group that the account of no gradient has.
+
+    A buffer that is summed in parts over one group and in other parts over another keeps account of the last ones only.
+    """
+    facts = table.ranks[one.rank]
+    traced = {group for scale in facts.observed.scales for group in (*scale.groups, *scale.groups_again)}
+    sums = (call for call in facts.gradient_calls if call.op == "all_reduce" and other.rank in call.group)
+    return any(call.group not in traced for call in sums)
 
 
 class _Relations:

@@ -70,8 +70,9 @@ def _deepspeed(log: EventLog, parameters: ParameterWatcher, module: Any) -> None
         holders = parameters.holders_of(list(engine.module.parameters())) if looks else []
         log.note(EventKind.ENGINE_STEP, holders=holders)
 
-    before(module.DeepSpeedEngine, "backward", on_backward)
-    before(module.DeepSpeedEngine, "step", on_step)
+    for name, notice in (("backward", on_backward), ("step", on_step)):
+        if hasattr(module.DeepSpeedEngine, name):
+            before(module.DeepSpeedEngine, name, notice)
 
 
 def _note_backward(log: EventLog, framework: str, num_micro_batches: Any, *, is_counted: bool) -> None:
