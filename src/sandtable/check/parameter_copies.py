@@ -85,9 +85,15 @@ def replicas_of(trace: Trace) -> Iterator[list[ParameterCopy]]:
     received = {rank: _received_from_wrappers(trace, rank) for rank in trace.observations}
     for copies in every:
         for members in grouped(copies, lambda copy: (copy.values[0].outline, received.get(copy.rank))):
-            replicas = [copy for copy in members if relations.are_replicas(members[0], copy)]
+            whole = [copy for copy in members if not _are_shards_of_one(members[0], copy)]
+            replicas = [copy for copy in whole if relations.are_replicas(members[0], copy)]
             if len(replicas) > 1 and members[0].values[0].are_known:
                 yield replicas
+
+
+def _are_shards_of_one(one: ParameterCopy, other: ParameterCopy) -> bool:
+    """Return whether these are shards that their ranks reduce together; norms begin as ones on all of them."""
+    return one.parameter.is_sharded and one.rank != other.rank and any(other.rank in group for group in one.groups)
 
 
 def _received_from_wrappers(trace: Trace, rank: int) -> tuple[tuple[int, ...], ...]:
