@@ -1,4 +1,4 @@
-"""FSDP2 over layers with norms, whose shards begin as ones on every rank and are not replicas."""
+"""FSDP2 over weights that begin as constants: equal shards on every rank are no replicas."""
 
 import os
 
@@ -10,10 +10,14 @@ from torch.distributed.fsdp import fully_shard
 dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.manual_seed(0)
-model = nn.Sequential(*[nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(3)]).cuda()
+with torch.device("meta"):
+    model = nn.Sequential(*[nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(3)])
 for layer in model:
     fully_shard(layer)
 fully_shard(model)
+model.to_empty(device="cuda")
+for parameter in model.parameters():
+    nn.init.constant_(parameter, 0.02)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 torch.manual_seed(dist.get_rank() + 1)
 for _ in range(4):
